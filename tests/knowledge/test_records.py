@@ -6,12 +6,15 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from threading import Event
 
 import pytest
 
 from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.rights import Rights
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents, keys, queries
 from anabranch.knowledge.records.database import (
@@ -25,7 +28,7 @@ from anabranch.knowledge.records.database import (
     migrate,
     new_id,
 )
-from anabranch.knowledge.records.schema import MIGRATIONS
+from anabranch.knowledge.records.schema import KEY_RIGHTS, MIGRATIONS
 from support.knowledge_fixtures import OPERATOR, workshop
 
 
@@ -210,11 +213,66 @@ def test_vectors_of_another_embedder_are_refused(tmp_path: Path) -> None:
     database.close()
 
 
+def test_keys_of_the_version_before_rights_keep_all_of_them(tmp_path: Path) -> None:
+    before = MIGRATIONS.index(KEY_RIGHTS)
+    with closing(connect(tmp_path / NAME)) as db:
+        migrate(db, MIGRATIONS[:before])
+        for name, operator in (("old", 0), ("chief", 1)):
+            hashed = sha256(f"ab_{name}".encode()).hexdigest()
+            db.execute("INSERT INTO keys VALUES (?, ?, ?, '[]', ?, '', 1.0, NULL)", (name, hashed, name, operator))
+    with closing(Database.open(tmp_path)) as database:
+        old, chief = (database.reading(lambda db, s=s: keys.find(db, s)) for s in ("ab_old", "ab_chief"))  # type: ignore[misc]
+    assert old is not None
+    assert chief is not None
+    assert old.rights == Rights(scopes=("ask", "read", "ingest"))
+    assert chief.rights == Rights()
+    assert (old.expires_at, old.last_used_at, old.previous_until) == (None, None, None)
+
+
+def test_a_key_is_valid_until_it_expires_and_its_earlier_secret_until_the_overlap_ends(tmp_path: Path) -> None:
+    with closing(Database.open(tmp_path)) as database:
+        now = time.time()
+        key, first = database.writing(lambda db: keys.create(db, user="alice", expires_at=now + 1_000))
+        rotated = database.writing(lambda db: keys.rotate(db, key.id, 100))
+        assert rotated is not None
+        second = rotated[1]
+
+        def valid(secret: str, after_s: float) -> bool:
+            return database.reading(lambda db: keys.find(db, secret, now + after_s)) is not None
+
+        def credentials(after_s: float) -> set[str]:
+            return database.reading(lambda db: keys.credentials(db, now + after_s))
+
+        assert [valid(first, 50), valid(first, 200), valid(second, 200), valid(second, 1_001)] == [1, 0, 1, 0]
+        assert credentials(50) == {keys.credential_of(first), keys.credential_of(second)}
+        assert (credentials(200), credentials(1_001)) == ({keys.credential_of(second)}, set())
+        again = database.writing(lambda db: keys.rotate(db, key.id, 0))
+        assert again is not None
+        assert [valid(one, 1) for one in (first, second, again[1])] == [False, False, True]
+        assert database.writing(lambda db: keys.revoke(db, key.id))
+        assert database.writing(lambda db: keys.rotate(db, key.id, 0)) is None
+
+
+def test_a_restricted_key_reads_only_questions_asked_with_keys_restricted_at_least_as_much(tmp_path: Path) -> None:
+    def caller(*collections: int) -> Caller:
+        return Caller(user="alice", rights=Rights(collections=collections or None))
+
+    with closing(Database.open(tmp_path)) as database:
+        for name, within in (("all", None), ("one", (1,)), ("both", (1, 2))):
+            asked = queries.QueryRecord(id=name, user="alice", original="?", top_k=1, key_collections=within)
+            database.writing(lambda db, asked=asked: queries.record(db, asked))  # type: ignore[misc]
+        seen = {
+            within: {one.id for one in database.reading(lambda db, c=c: queries.listed(db, c, queries.QueryFilter()))}  # type: ignore[misc]
+            for within, c in {(): caller(), (1,): caller(1), (2,): caller(2), (1, 2): caller(1, 2)}.items()
+        }
+    assert seen == {(): {"all", "one", "both"}, (1,): {"one"}, (2,): set(), (1, 2): {"one", "both"}}
+
+
 def test_api_keys_are_stored_as_hashes_and_can_be_revoked(tmp_path: Path) -> None:
     database = Database.open(tmp_path)
     key, secret = database.writing(lambda db: keys.create(db, user="alice", groups=("staff",)))
     assert database.reading(lambda db: keys.find(db, secret)) == key
-    assert key.caller == Caller(user="alice", groups=("staff",))
+    assert (key.user, key.groups, key.operator) == ("alice", ("staff",), False)
     assert database.reading(lambda db: keys.find(db, secret + "x")) is None
     assert secret.encode() not in (tmp_path / NAME).read_bytes() + (tmp_path / f"{NAME}-wal").read_bytes()
     assert database.writing(lambda db: keys.revoke(db, key.id))

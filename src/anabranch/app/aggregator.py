@@ -33,6 +33,7 @@ from anabranch.domain.mcp import (
 )
 from anabranch.domain.model import Answer, Context, Passage, Question, SourceReply, Status
 from anabranch.domain.ranking import Breakdown, Ranking, Weights
+from anabranch.domain.rights import EVERY_GRANT, Grants
 from anabranch.sources.mcp.pool import load_sdk
 
 # Called for each server's reply, with how many have replied, and of how many.
@@ -71,7 +72,11 @@ class Aggregator:
         self._now = now
 
     async def aggregate(
-        self, query: AggregatorQuery, context: Context, on_reply: OnReply | None = None
+        self,
+        query: AggregatorQuery,
+        context: Context,
+        on_reply: OnReply | None = None,
+        grants: Grants = EVERY_GRANT,
     ) -> AggregatedResponse:
         """Raises one of spec 3's errors: before any server is asked if the query or the configuration is invalid, after
         it if no server answered."""
@@ -79,7 +84,7 @@ class Aggregator:
         if not config.enabled:
             raise _misconfigured("aggregator.enabled", "the aggregator is switched off")
         _check(query)
-        names = self._selected(query)
+        names = self._selected(query, grants)
         await load_sdk()  # the servers' time does not include ours
         began, asked_at = self._clock.monotonic(), self._now()
         question = self._question(query, names, config, asked_at)
@@ -89,10 +94,10 @@ class Aggregator:
         _check_replies(answer.replies, elapsed_ms, config)
         return _response(answer, query, config, replied_at, context.correlation_id, asked_at, elapsed_ms)
 
-    def _selected(self, query: AggregatorQuery) -> Sequence[str]:
+    def _selected(self, query: AggregatorQuery, grants: Grants) -> Sequence[str]:
         """The servers that the query names, else those of the first matching rule, else all. Disabled servers are left
-        out; naming one is an error."""
-        configured = self._servers.configured
+        out; naming one is an error, as naming one that is not granted."""
+        configured = {name: one for name, one in self._servers.configured.items() if grants.server(name)}
         on = [name for name, server in configured.items() if server.enabled]
         if not on:
             raise _misconfigured("mcpServers", "no server is configured" if not configured else "all are switched off")
@@ -107,6 +112,8 @@ class Aggregator:
             return on
         rules = self._servers.aggregation.server_rules
         rule, names = selected(query.query_text, configured, rules)
+        if not names and len(configured) < len(self._servers.configured):
+            return on  # the rule is for servers that the caller may not use
         if rule is not None and not names:
             field = f"aggregator.serverRules[{rules.index(rule)}].servers"
             raise _misconfigured(field, "the rule matches, but all of its servers are switched off")

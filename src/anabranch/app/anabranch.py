@@ -14,10 +14,13 @@ from anabranch.domain.errors import Unauthorized
 from anabranch.domain.events import AnswerEvent
 from anabranch.domain.mcp import AggregatedResponse, Aggregation, AggregatorQuery, McpServer, ServerHealth
 from anabranch.domain.model import Answer, AnswerPolicy, Context, Endpoint, Message, Question, Until
+from anabranch.domain.rights import EVERY_GRANT, Grants
 from anabranch.knowledge.model import Identified
 from anabranch.knowledge.records import keys
 from anabranch.pipeline.run import Run
 from anabranch.telemetry.log import SilentTelemetry
+
+UNKNOWN_KEY = "The API key is not known, was revoked, or has expired."
 
 
 class Anabranch:
@@ -85,10 +88,17 @@ class Anabranch:
         if token.startswith(keys.PREFIX) and self.knowledge.exists:
             key = await (await self.knowledge()).api_key(token)
             if key is not None:
+                self._parts.key_use.note(key.id)
                 return Identified(
-                    user=key.user, groups=key.groups, operator=key.operator, key=key.id, audiences=tuple(audiences)
+                    user=key.user,
+                    groups=key.groups,
+                    operator=key.operator,
+                    rights=key.rights,
+                    key=key.id,
+                    credential=keys.credential_of(token),
+                    audiences=tuple(audiences),
                 )
-        raise Unauthorized("The API key is not known, or was revoked.")
+        raise Unauthorized(UNKNOWN_KEY)
 
     async def ask(
         self,
@@ -174,14 +184,16 @@ class Anabranch:
         *,
         servers: Sequence[str] | None = None,
         max_results: int | None = None,
+        grants: Grants = EVERY_GRANT,
     ) -> AggregatedResponse:
         """Results of the MCP servers, ranked and deduplicated. `servers` are names; without them the routing rules
-        choose. `heard` is called for each server's reply. Fails with one of the AggregatorErrors."""
+        choose. `heard` is called for each server's reply. Servers that are not among the `grants` do not exist for the
+        caller. Fails with one of the AggregatorErrors."""
         asked = query
         if isinstance(asked, str):
             named = None if servers is None else tuple(servers)
             asked = AggregatorQuery(query_text=asked, max_results=max_results, servers=named)
-        return await self._parts.aggregator.aggregate(asked, context or self.context(operator=True), heard)
+        return await self._parts.aggregator.aggregate(asked, context or self.context(operator=True), heard, grants)
 
     @property
     def aggregator_enabled(self) -> bool:

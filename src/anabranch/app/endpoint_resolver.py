@@ -11,6 +11,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Generator, Outbound, Source
 from anabranch.domain.errors import InvalidQuestion, UpstreamError
 from anabranch.domain.model import Endpoint
+from anabranch.domain.rights import EVERY_GRANT, Grants
 from anabranch.domain.signals import EndpointRole
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.models.remote import NO_HINTS, Hints, OpenAIModel, SpaceModel
@@ -74,36 +75,37 @@ class EndpointResolver:
             return self.every(question, collections=bool(await self._collections()))
         return _disambiguated([await self._resolved(name, await self._known(name), tokens) for name in names])
 
-    def every(self, question: str, *, collections: bool, sources: bool = True) -> tuple[Endpoint, ...]:
+    def every(self, question: str, *, collections: bool, grants: Grants = EVERY_GRANT) -> tuple[Endpoint, ...]:
         """What a question goes to that names nothing: the collections, every configured source, and the MCP servers
-        that the routing rules select for it. Without any, it still goes to the collections, which say what to do."""
-        others = [*self._catalog.sources.values(), *self._servers.routed(question).values()] if sources else []
+        that the routing rules select for it, of those that are granted. Without any, it still goes to the collections,
+        which say what to do."""
+        configured = (self._catalog.sources, self._servers.routed(question))
+        others = [one for known in configured for one in grants.sources(known).values()] if grants.names else []
         return _disambiguated([*([COLLECTIONS] if collections or not others else []), *others])
 
-    def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
-        """Sources and MCP servers by the names that they have in the configuration."""
-        known = self.known_sources()
+    def configured(self, names: Sequence[str], grants: Grants = EVERY_GRANT) -> tuple[Endpoint, ...]:
+        """Granted sources and MCP servers by the names that they have in the configuration."""
+        known = self.known_sources(grants)
         if missing := [name for name in names if name not in known]:
             raise InvalidQuestion(f"There is no source {missing[0]!r}; configured are: {', '.join(known) or 'none'}.")
         return _disambiguated([known[name] for name in dict.fromkeys(names)])
 
-    def known_sources(self) -> Mapping[str, Endpoint]:
-        """Configured sources, MCP servers, and the name that stands for all collections."""
-        return {EVERYTHING: COLLECTIONS, **self._servers.endpoints(), **self._catalog.sources}
+    def known_sources(self, grants: Grants = EVERY_GRANT) -> Mapping[str, Endpoint]:
+        """The granted ones of the configured sources and MCP servers, and the name that stands for all collections."""
+        return grants.sources({EVERYTHING: COLLECTIONS, **self._servers.endpoints(), **self._catalog.sources})
 
     async def writer(self, name: Name | None, tokens: Mapping[str, str]) -> Endpoint:
         if name is None:
             return self.model
         return await self._resolved(name, self._models, tokens)
 
-    def known_models(self) -> Mapping[str, Endpoint]:
-        """The models of the configuration, the default one, and the one that quotes, by name."""
-        return self._models
+    def known_models(self, grants: Grants) -> Mapping[str, Endpoint]:
+        """The granted ones of the models of the configuration and the default one, and the one that quotes, by name."""
+        return grants.models(self._models)
 
-    def named_model(self, name: str, *, configured: bool, otherwise: str = "") -> Endpoint:
-        """The model with this name; only `configured` callers may name what the operator configured. `otherwise` is
-        what a caller can send instead of a name."""
-        known: Mapping[str, Endpoint] = self._models if configured else {EXTRACTIVE.slug: EXTRACTIVE}
+    def named_model(self, name: str, grants: Grants, *, otherwise: str = "") -> Endpoint:
+        """The model with this name, if it is granted. `otherwise` is what a caller can send instead of a name."""
+        known = self.known_models(grants)
         if name not in known:
             shown = name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 1] + "…"
             names = ", ".join(known)

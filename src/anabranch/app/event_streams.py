@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from anabranch.app.key_use import EVERY_S as USED_EVERY_S
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.planner import Planner, StreamStores
 from anabranch.app.policies import Policies
@@ -67,15 +68,16 @@ class EventStreams(Value):
 
 
 class Timing(Value):
-    """Intervals that no setting changes: of the planner, the log in Redis, callbacks, and the checks for revoked keys,
-    for sources that another worker has added, and for what was erased. `retry_ms` is when a disconnected client
-    reconnects: a range, as clients lost together must not return together."""
+    """Intervals that no setting changes: of the planner, the log in Redis, callbacks, the checks for revoked keys, for
+    sources that another worker has added and for what was erased, and the writing of when keys were used. `retry_ms` is
+    when a disconnected client reconnects: a range, as clients lost together must not return together."""
 
     planner: PlannerTiming = PlannerTiming()
     log: RedisLogTiming = RedisLogTiming()
     callback_timeout_s: float = 10.0
     tend_every_s: float = 5.0
     keys_every_s: float = EVERY_S
+    key_use_every_s: float = USED_EVERY_S
     sources_every_s: float = 2.0
     erasures_every_s: float = 2.0
     retry_ms: tuple[int, int] = (1_000, 3_000)

@@ -10,6 +10,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Generator, Telemetry
 from anabranch.domain.errors import Conflict, Forbidden, GenerationFailed, InvalidQuestion, NotFound
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Timings, Value
+from anabranch.domain.rights import grant_of_model
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.model import Collection as KnownCollection
 from anabranch.pipeline.answer import generate, observed
@@ -67,13 +68,20 @@ async def public_documents(knowledge: "Knowledge", collection: KnownCollection) 
 
 
 class Publication(Value):
-    """A published collection (its id) or a published model."""
+    """A published collection (its id) or a published model, with its name in the configuration."""
 
     owner: str
     slug: str
     collection: str | None = None
     collection_key: int = 0
     model: Endpoint | None = None
+    model_name: str = ""
+
+    def is_for(self, caller: Caller) -> bool:
+        """Whether the caller's key is not restricted to other collections or models."""
+        if self.model is None:
+            return caller.sees(self.collection_key)
+        return caller.rights.permits(grant_of_model(self.model_name))
 
     @property
     def path(self) -> str:
@@ -103,17 +111,20 @@ class Publishing:
         self._telemetry = telemetry
         paths = ((path.partition("/"), name) for path, name in settings.published_models.items())
         self._models = [
-            Publication(owner=owner, slug=slug, model=settings.models[name]) for (owner, _, slug), name in paths
+            Publication(owner=owner, slug=slug, model=settings.models[name], model_name=name)
+            for (owner, _, slug), name in paths
         ]
 
     async def owners(self) -> set[str]:
         """The owners that publish something here."""
         return {one.owner for one in await self._published()}
 
-    async def find(self, slug: str, owner: str | None, owners: Collection[str]) -> Publication:
-        """The publication with this slug: that of `owner`, else of the only one of `owners` who has one."""
+    async def find(self, caller: Caller, slug: str, owner: str | None, owners: Collection[str]) -> Publication:
+        """The publication with this slug that is for the caller: that of `owner`, else of the only one of `owners` who
+        has one."""
         wanted = [owner] if owner else owners
-        found = [one for one in await self._published(slug) if one.owner in wanted and one.owner in owners]
+        published = [one for one in await self._published(slug) if one.is_for(caller)]
+        found = [one for one in published if one.owner in wanted and one.owner in owners]
         if not found:
             raise NotFound(f"There is no endpoint {slug!r} here.")
         if len({one.path for one in found}) < len(found):

@@ -147,6 +147,7 @@ class Logged:
             transaction_token=entry.transaction,
             surface=context.surface,
             settings={**settings_of(question), "streaming": context.streaming},
+            key_collections=context.collections,
             kept=self._log.enabled or entry.transaction is not None,
         )
 

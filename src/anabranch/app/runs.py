@@ -14,6 +14,8 @@ from anabranch.domain.contracts import Answerer, Telemetry
 from anabranch.domain.errors import InvalidQuestion, Overloaded, RateLimited, ShuttingDown
 from anabranch.domain.model import Allowance, Context, Endpoint, Question
 from anabranch.domain.signals import Rejected
+from anabranch.knowledge.key_requests import REQUESTS
+from anabranch.knowledge.model import Caller
 from anabranch.network import redaction
 from anabranch.pipeline.run import Run
 from anabranch.policies.admission import admitted
@@ -70,6 +72,13 @@ class Runs:
         if code not in (RateLimited.code, Overloaded.code):
             self._telemetry.noted(Rejected(surface=surface, code=code))
 
+    async def admit_key(self, caller: Caller, surface: str) -> Allowance | None:
+        """Count a request against the limit of its API key, where that has one."""
+        limit = caller.rights.limits.get(REQUESTS)
+        if limit is None:
+            return None
+        return await self._policies.rate_limits.admit_key(caller.key or "", int(limit), surface)
+
     @asynccontextmanager
     async def admitted(self, context: Context) -> AsyncIterator[Allowance | None]:
         """A request that is no question, but takes its place: it waits for its turn, and counts against its caller's
@@ -100,7 +109,7 @@ class Runs:
         except BaseException:
             slot.leave()
             raise
-        return StartedRun(self._start(question, context, answerer, entry, slot, context.key), allowance)
+        return StartedRun(self._start(question, context, answerer, entry, slot, context.credential), allowance)
 
     def start(
         self,

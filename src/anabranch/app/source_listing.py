@@ -12,6 +12,7 @@ from anabranch.app.mcp_servers import McpServers, endpoint_of
 from anabranch.domain.errors import UpstreamError
 from anabranch.domain.mcp import McpServer, ServerHealth
 from anabranch.domain.model import Endpoint, Value
+from anabranch.domain.rights import ALL, Grants, grant_of_model
 from anabranch.domain.signals import BreakerState, EndpointRole
 from anabranch.knowledge.model import Caller
 from anabranch.network.addresses import parse
@@ -72,10 +73,10 @@ class ListedSource(Value):
 
 
 class Viewer(Value):
-    """Who looks: `configured` says whether this caller may use what the operator has configured."""
+    """Who looks: `grants` are what this caller may use of what the operator has configured."""
 
     caller: Caller
-    configured: bool
+    grants: Grants
 
 
 class SourceListing:
@@ -96,16 +97,16 @@ class SourceListing:
     async def sources(self, viewer: Viewer, history: EndpointHistory) -> list[ListedSource]:
         """All that this caller may use: collections, sources, MCP servers, models."""
         found = await self._collections(viewer, history)
-        if viewer.configured:
-            found += [self._space(name, one, viewer, history) for name, one in self._catalog.sources.items()]
-            health = {one.name: one for one in self._servers.health()}
-            found += [
-                self._server(server, health[name], viewer, history)
-                for name, server in self._servers.configured.items()
-                if name in health
-            ]
+        sources = viewer.grants.sources(self._catalog.sources)
+        found += [self._space(name, one, viewer, history) for name, one in sources.items()]
+        health = {one.name: one for one in self._servers.health()}
+        found += [
+            self._server(server, health[name], viewer, history)
+            for name, server in self._servers.configured.items()
+            if name in health and viewer.grants.server(name)
+        ]
         found += self._models(viewer, history)
-        return [*found, *(self._unused() if viewer.configured else ())]
+        return [*found, *(self._unused() if viewer.grants.permits(ALL) else ())]
 
     async def _collections(self, viewer: Viewer, history: EndpointHistory) -> list[ListedSource]:
         visible = []
@@ -164,9 +165,12 @@ class SourceListing:
         default, models = self._default_model, dict(self._catalog.models)
         if default.kind != "extractive" and default not in models.values():
             models = {default.slug: default, **models}  # of AGGREGATOR_MODEL_URL
-        named = models if viewer.configured else {}
         return [
-            *(self._model(name, one, self._where(name), viewer, history) for name, one in named.items()),
+            *(
+                self._model(name, one, self._where(name), viewer, history)
+                for name, one in models.items()
+                if viewer.grants.permits(grant_of_model(name))
+            ),
             replace(
                 self._model(EXTRACTIVE.slug, EXTRACTIVE, "built_in", viewer, history),
                 title="Quotes sentences of the documents",

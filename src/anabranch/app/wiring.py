@@ -1,6 +1,6 @@
 """The composition root: constructs every part of a running Anabranch from its settings."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from anabranch.app.endpoint_catalog import EndpointCatalog
 from anabranch.app.endpoint_resolver import EndpointDirectory, EndpointResolver
 from anabranch.app.erasure import ErasurePass, ErasureStore, erasing_memory
 from anabranch.app.event_streams import EventStreams, Timing, event_streams
+from anabranch.app.key_use import KeyUse
 from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
 from anabranch.app.mcp_servers import McpServers
 from anabranch.app.policies import Policies
@@ -121,6 +122,7 @@ class Parts(NamedTuple):
     publishing: Publishing
     hub_tokens: "Callable[[], HubTokens]"
     revocations: Revocations
+    key_use: KeyUse
     streams: EventStreams
     limits: CallerLimits
     servers: McpServers
@@ -158,8 +160,10 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         questions = Questions(settings, names, clock, role.surface)
         keeps = role.log_queries and settings.query_log_days > 0
         query_log = QueryLog(knowledge, telemetry, enabled=keeps, counting=role.log_queries)
-        revocations = Revocations(lambda: _valid_keys(knowledge), every_s=role.timing.keys_every_s)
+        revocations = Revocations(lambda: _credentials(knowledge), every_s=role.timing.keys_every_s)
         leaving.push_async_callback(revocations.close)
+        key_use = KeyUse(lambda moments: _keys_used(knowledge, moments), every_s=role.timing.key_use_every_s)
+        leaving.push_async_callback(key_use.close)
         answerer = policies.cached(pipeline, knowledge)
         recorded = partial(_recorded, settings, endpoints, clock, telemetry, evidence, claims)
         recordings = _recordings(settings, recorded, telemetry, role)
@@ -180,6 +184,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             publishing=Publishing(settings, knowledge, directory, pipeline, clock, telemetry),
             hub_tokens=cache(partial(_hub_tokens, settings, outbound, clock)),
             revocations=revocations,
+            key_use=key_use,
             streams=streams,
             limits=CallerLimits(policies.limits, policies.shares, streams.bytes_held_by),
             servers=servers,
@@ -295,8 +300,12 @@ def _recordings(
     return RecordingFolder(settings, Path(settings.recordings_dir), recorded, telemetry)
 
 
-async def _valid_keys(knowledge: KnowledgeOpener) -> set[str]:
-    return await (await knowledge()).valid_keys()
+async def _credentials(knowledge: KnowledgeOpener) -> set[str]:
+    return await (await knowledge()).credentials()
+
+
+async def _keys_used(knowledge: KnowledgeOpener, moments: Mapping[str, float]) -> None:
+    await (await knowledge()).api_keys_used(moments)
 
 
 def _hub_tokens(settings: Settings, outbound: Outbound, clock: Clock) -> "HubTokens":

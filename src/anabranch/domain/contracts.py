@@ -162,7 +162,8 @@ class Cache(Protocol):
 class Limiter(Protocol):
     """A rate limit that holds in any window, also for concurrent callers."""
 
-    async def admit(self, key: str) -> Allowance: ...
+    async def admit(self, key: str, limit: int | None = None) -> Allowance:
+        """Count a call, against a limit of its own if one is given."""
 
 
 class Directory(Protocol):

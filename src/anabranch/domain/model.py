@@ -199,7 +199,8 @@ class Question(Value):
 
 class Context(Value):
     """What varies per request: caller, surface, tokens, deadline (monotonic) and trace. An `operator` may read every
-    collection. `key` is the id of the API key of the request, `bearer` the token itself, which is never forwarded.
+    collection; `collections` are those (by key) to which an API key is restricted. `credential` identifies the secret
+    of the request's key, `bearer` is the token itself, which is never forwarded.
     `hops` counts the aggregators that the question has passed. `streaming`: the caller reads the answer as it comes.
     `local_operator`: the operator asks on this machine, without a key; set only where that makes a difference.
     `boundary` is that of the prompt of a recorded run; without one, a prompt has its own random letters."""
@@ -210,7 +211,8 @@ class Context(Value):
     user_id: str | None = None
     groups: tuple[str, ...] = ()
     operator: bool = False
-    key: str | None = None
+    collections: tuple[int, ...] | None = None
+    credential: str | None = None
     address: str | None = None
     tokens: Mapping[str, str] = {}
     transactions: Mapping[str, str] = {}

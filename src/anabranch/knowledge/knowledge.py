@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection as AnyCollection
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,7 +12,7 @@ import msgspec
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Filters, Passage, Query, Value
-from anabranch.knowledge import lookup
+from anabranch.knowledge import key_requests, lookup
 from anabranch.knowledge.chunking import effective
 from anabranch.knowledge.index.reader import Catalog, IndexReader
 from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
@@ -113,6 +114,8 @@ class Knowledge:
     ) -> Collection:
         if _is_guest(caller):
             raise Forbidden("Guests cannot create collections. Send an API key or a token.")
+        if caller.rights.collections is not None:
+            raise Forbidden("This API key is for some collections only, so it cannot create others.")
         if name.strip() == EVERYTHING:
             raise InvalidQuestion(f"The name {EVERYTHING!r} stands for all collections; choose another one.")
         if not NAME.fullmatch(name) or not name.strip():
@@ -198,7 +201,7 @@ class Knowledge:
 
     async def job(self, caller: Caller, identifier: str) -> Job:
         found = await self._database.read(lambda db: jobs.by_id(db, identifier))
-        if found is None or not caller.owns(found.owner):
+        if found is None or not caller.owns(found.owner) or not caller.sees(found.collection):
             raise NotFound(f"There is no job {identifier!r}.")
         return found
 
@@ -406,34 +409,35 @@ class Knowledge:
         return await self._database.read(lambda db: collections.published(db, slug))
 
     async def api_key(self, secret: str) -> keys.ApiKey | None:
-        """The API key with this secret, unless it is revoked."""
+        """The API key with this secret, unless it is revoked or has expired."""
         return await self._database.read(lambda db: keys.find(db, secret))
 
-    async def api_keys(self) -> list[keys.ApiKey]:
-        """All API keys, also revoked ones."""
-        return await self._database.read(keys.listed)
+    async def api_keys(self) -> tuple[list[keys.ApiKey], list[Collection]]:
+        """All API keys, also revoked ones, and the collections to which they can be restricted."""
+        return await self._database.read(lambda db: (keys.listed(db), collections.listed(db)))
 
     async def create_api_key(
-        self, *, user: str, groups: tuple[str, ...], operator: bool, note: str
+        self, request: key_requests.KeyRequest, limits: AnyCollection[str]
     ) -> tuple[keys.ApiKey, str]:
         """A new API key, and its secret, which is not stored."""
-        for name in (user, *groups):
-            if not name.isprintable() or name == queries.GUEST:
-                raise InvalidQuestion(
-                    f"{name!r} cannot be the name of a user or a group: it has characters that cannot be seen, or "
-                    "is reserved."
-                )
-        return await self._database.write(
-            lambda db: keys.create(db, user=user, groups=groups, operator=operator, note=note)
-        )
+        return await self._database.write(lambda db: key_requests.create(db, request, limits))
 
-    async def revoke_api_key(self, identifier: str) -> None:
-        if not await self._database.write(lambda db: keys.revoke(db, identifier)):
-            raise NotFound(f"There is no key {identifier!r} that could be revoked.")
+    async def rotate_api_key(
+        self, name: str, overlap_s: float, expires_at: float | None = None
+    ) -> tuple[keys.ApiKey, str]:
+        """A new secret for an API key, whose last one stays valid for the overlap."""
+        return await self._database.write(lambda db: key_requests.rotate(db, name, overlap_s, expires_at))
 
-    async def valid_keys(self) -> set[str]:
-        """The ids of the API keys that are not revoked."""
-        return await self._database.read(keys.valid)
+    async def revoke_api_key(self, name: str) -> keys.ApiKey:
+        return await self._database.write(lambda db: key_requests.revoke(db, name))
+
+    async def api_keys_used(self, moments: Mapping[str, float]) -> None:
+        """Record when API keys were used last, by id."""
+        await self._database.write(lambda db: keys.used(db, moments))
+
+    async def credentials(self) -> set[str]:
+        """What identifies the secrets of API keys that are valid now."""
+        return await self._database.read(keys.credentials)
 
     def _chunking(self, collection: Collection, given: Mapping[str, Any] | None) -> Chunking:
         return effective(msgspec.structs.replace(collection.settings.chunking, **(given or {})), self._embedder)

@@ -107,7 +107,7 @@ def find_failed(db: Connection, caller: Caller, name: str) -> jobs.OpenItem:
 
 
 def _permitted(caller: Caller, found: Iterable[StoredDocument]) -> Iterator[StoredDocument]:
-    return (one for one in found if one.permissions.permits(caller, one.owner))
+    return (one for one in found if caller.sees(one.collection) and one.permissions.permits(caller, one.owner))
 
 
 def _stored_matches(db: Connection, caller: Caller, name: str) -> list[StoredDocument]:

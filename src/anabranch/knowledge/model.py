@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import ChunkType, Context, Value
+from anabranch.domain.rights import UNRESTRICTED, Rights
 
 BlockKind = ChunkType
 Strategy = Literal["fixed", "sentence", "semantic"]
@@ -71,21 +72,29 @@ EVERYTHING = "collections"
 
 class Caller(Value):
     """The identity that permissions are checked for. The operator (owner "") sees and changes everything; a guest has
-    no `user`. `key` is the id of the API key of the request."""
+    no `user`. `key` is the id of the API key of the request, `credential` identifies its secret."""
 
     user: str | None = None
     groups: tuple[str, ...] = ()
     operator: bool = False
+    rights: Rights = UNRESTRICTED
     key: str | None = None
+    credential: str | None = None
 
     @classmethod
     def of(cls, context: Context) -> "Caller":
-        return cls(user=context.user_id, groups=context.groups, operator=context.operator)
+        rights = UNRESTRICTED if context.collections is None else Rights(collections=context.collections)
+        return cls(user=context.user_id, groups=context.groups, operator=context.operator, rights=rights)
 
     @property
     def owner(self) -> str:
         """The owner of what this caller creates."""
         return self.user or ""
+
+    def sees(self, collection: int) -> bool:
+        """Whether its key is not restricted to other collections. For one that it does not see, nothing of that
+        collection exists: no document, job, question or stream."""
+        return self.rights.collections is None or collection in self.rights.collections
 
     def owns(self, owner: str) -> bool:
         return self.operator or (self.user is not None and self.user == owner)
@@ -251,6 +260,7 @@ class Erased(Value):
 class Job(Value):
     key: int
     id: str
+    collection: int
     collection_id: str
     owner: str
     status: JobStatus

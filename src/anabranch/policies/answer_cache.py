@@ -219,8 +219,8 @@ class SharedRun:
         self._changed = asyncio.Event()
 
 
-def _permissions(context: Context) -> tuple[str | None, tuple[str, ...], bool]:
-    return context.user_id, context.groups, context.operator
+def _permissions(context: Context) -> tuple[str | None, tuple[str, ...], bool, tuple[int, ...] | None]:
+    return context.user_id, context.groups, context.operator, context.collections
 
 
 def normalized(text: str) -> str:

@@ -65,22 +65,23 @@ class MemoryLimiter:
         # By key, the ends of its calls in order; the key admitted last comes last.
         self._calls: dict[str, array[float]] = {}
 
-    async def admit(self, key: str) -> Allowance:
-        return self.reserve(key).allowance
+    async def admit(self, key: str, limit: int | None = None) -> Allowance:
+        return self.reserve(key, limit).allowance
 
-    def reserve(self, key: str) -> Reservation:
+    def reserve(self, key: str, limit: int | None = None) -> Reservation:
         """Admit a call that can be released again. Nothing is reserved if the allowance has a wait."""
+        limit = self._limit if limit is None else limit
         now = self._clock.monotonic()
         calls = self._calls.get(key) or array("d")
         over = bisect_right(calls, now)
         used = len(calls) - over
-        if used >= self._limit:
+        if used >= limit:
             return Reservation(
                 Allowance(
-                    limit=self._limit,
+                    limit=limit,
                     remaining=0,
                     reset_s=_distance(now, calls[-1]),
-                    wait_s=_distance(now, calls[len(calls) - self._limit]),
+                    wait_s=_distance(now, calls[len(calls) - limit]),
                 ),
                 now,
             )
@@ -91,9 +92,7 @@ class MemoryLimiter:
         self._calls.pop(key, None)
         self._calls[key] = calls
         self._sweep(now)
-        return Reservation(
-            Allowance(limit=self._limit, remaining=self._limit - used - 1, reset_s=self._window_s), until
-        )
+        return Reservation(Allowance(limit=limit, remaining=limit - used - 1, reset_s=self._window_s), until)
 
     def release(self, key: str, reservation: Reservation) -> None:
         calls = self._calls.get(key, array("d"))
@@ -122,10 +121,11 @@ class RedisLimiter:
         self._limit = limit
         self._window_us = round(window_s * 1_000_000)
 
-    async def admit(self, key: str) -> Allowance:
+    async def admit(self, key: str, limit: int | None = None) -> Allowance:
         """A cancelled call keeps its reservation: Redis may have counted it."""
-        reservation = self._local.reserve(key)
-        limit, local = self._limit, reservation.allowance
+        limit = self._limit if limit is None else limit
+        reservation = self._local.reserve(key, limit)
+        local = reservation.allowance
         if local.wait_s:
             return local
         with suppress(RedisGone):
@@ -164,6 +164,15 @@ class RateLimits:
         self._telemetry.noted(RateLimitChecked(surface=context.surface, admitted=not allowance.wait_s, caller=caller))
         if allowance.wait_s:
             self._telemetry.noted(Rejected(surface=context.surface, code=RateLimited.code))
+            raise RateLimitExceeded(allowance)
+        return allowance
+
+    async def admit_key(self, key: str, limit: int, surface: str) -> Allowance:
+        """Count a request of any kind against the limit that its API key has."""
+        allowance = await self._limiter.admit(f"rl:key:{key}", limit)
+        if allowance.wait_s:
+            if surface:
+                self._telemetry.noted(Rejected(surface=surface, code=RateLimited.code))
             raise RateLimitExceeded(allowance)
         return allowance
 

@@ -115,6 +115,52 @@ def test_a_key_is_shown_once_and_works_until_it_is_revoked(run: Run, data: Path)
     assert json.loads(run("keys", "list", "--json").out)[0]["revoked_at"] is not None
 
 
+def test_a_key_with_rights_expires_and_is_rotated(run: Run, data: Path) -> None:
+    options = ("--scope", "ask", "--collection", "texts", "--source", "docs", "--grant", "planner", "--limit")
+    made = run("keys", "create", "--user", "robot", "--expires", "30d", *options, "requests=100")
+    assert made.code == 0, made.err
+    first = made.out.strip()
+    (shown,) = [key for key in json.loads(run("keys", "list", "--json").out) if key["user"] == "robot"]
+    assert (shown["scopes"], shown["limits"], shown["state"]) == (["ask"], {"requests": 100}, "valid")
+    assert [one["name"] for one in shown["collections"]] == ["texts"]
+    assert shown["grants"] == ["planner", "source:docs"]
+    table = run("keys").out
+    assert all(part in table for part in ("ask", "collections texts", "grants planner, source:docs"))
+    rotated = run("keys", "rotate", "robot", "--overlap", "1h", "--json")
+    second = json.loads(rotated.out)
+    assert (second["id"], second["expires_at"]) == (shown["id"], shown["expires_at"])
+    assert "last secret until" in run("keys").out
+    with closing(Database.open(data)) as database:
+        found = [database.reading(lambda db, s=s: keys.find(db, s)) for s in (first, second["secret"])]  # type: ignore[misc]
+    assert [one.id for one in found if one is not None] == [shown["id"]] * 2
+    assert run("keys", "revoke", "robot").out == f"Revoked {shown['id']}.\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--user", "a\u200bb"),
+        ("--user", "(guest)"),
+        ("--user", "a", "--group", " "),
+        ("--user", "a" * 201),
+        ("--user", "a", "--note", "n" * 501),
+        ("--user", "a", "--expires", "2020-01-01"),
+        ("--user", "a", "--expires", "soon"),
+        ("--user", "a", "--scope", "admin"),
+        ("--user", "a", "--collection", "nothing"),
+        ("--user", "a", "--grant", "everything"),
+        ("--user", "a", "--limit", "nothing=1"),
+        ("--user", "a", "--limit", "requests"),
+    ],
+)
+def test_the_command_refuses_what_http_refuses(run: Run, options: tuple[str, ...]) -> None:
+    refused = run("keys", "create", *options)
+    assert refused.code in (1, 2)
+    assert refused.out == ""
+    assert run("keys", "rotate", "nobody").code == 1
+    assert run("keys", "rotate", "nobody", "--overlap", "soon").code == 2
+
+
 def test_a_key_as_json(run: Run) -> None:
     made = run("keys", "create", "--user", "op", "--operator", "--json")
     assert made.err == ""

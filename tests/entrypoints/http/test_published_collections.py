@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from anabranch import Anabranch
 from anabranch.domain.model import Context, Endpoint, Query, Question, SourceReply, Until
+from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import collections, keys
 from anabranch.knowledge.records.database import Database
 from anabranch.testing import Hub
@@ -357,7 +358,7 @@ async def test_where_nothing_is_kept_only_the_payment_is(seeded: Seeded) -> None
     shelf = Endpoint(slug="shelf", kind="collection", operator=True)
     question = Question(text="Does the canteen open at night?", sources=(shelf,), until=Until.MERGE)
     async with Anabranch.open(settings=seeded.settings(query_log_days=0)) as anabranch:  # and nobody sweeps up
-        canteen = await anabranch.publishing.find("canteen", None, ["alice"])
+        canteen = await anabranch.publishing.find(Caller(), "canteen", None, ["alice"])
         for transaction in (None, "tx-only"):
             answerer, entry = anabranch.publishing.answerer(canteen), canteen.log_entry(transaction)
             assert (await anabranch.start(question, anabranch.context(), answerer, entry).value()).passages

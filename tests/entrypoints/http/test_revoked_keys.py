@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -88,6 +89,19 @@ class House:
         made, secret = self._write(lambda db: keys.create(db, user=user))
         return Key(made.id, secret)
 
+    def expire(self, key: Key) -> None:
+        """Let its time be over now, as if it had been made with an earlier one."""
+        query = "UPDATE keys SET expires_at = ? WHERE id = ?"
+        self._write(lambda db: db.execute(query, (time.time(), key.id)).rowcount)
+
+    def rotate(self, key: Key, overlap_s: float) -> Key:
+        made, secret = self._write(lambda db: keys.rotate(db, key.id, overlap_s))
+        return Key(made.id, secret)
+
+    def end_overlap(self, key: Key) -> None:
+        query = "UPDATE keys SET previous_until = ? WHERE id = ?"
+        self._write(lambda db: db.execute(query, (time.time(), key.id)).rowcount)
+
     def revoke(self, key: Key) -> None:
         """Over a connection of its own, as another process does."""
         assert self._write(lambda db: keys.revoke(db, key.id))
@@ -98,6 +112,10 @@ class House:
             return database.writing(work)
         finally:
             database.close()
+
+    def used(self, key: Key) -> float | None:
+        found: keys.ApiKey = self._write(lambda db: keys.by_id(db, key.id))
+        return found.last_used_at
 
     async def asked(self, count: int = 1) -> None:
         """Wait until so many questions are under way."""
@@ -255,6 +273,68 @@ async def test_a_planner_step_without_streaming_is_401_when_its_key_is_revoked(t
             there.revoke(key)
             status, error = await begun
     assert (status, error["message"]) == (401, REVOKED)
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+async def test_an_answer_ends_when_its_key_expires(tmp_path: Path, surface: str) -> None:
+    path, body, end_of, expected = SURFACES[surface]
+    async with house(tmp_path / "data") as there:
+        key, url = there.key(), there.server.url + path
+        async with asyncio.timeout(PATIENCE_S):
+            asked = asyncio.create_task(there.server.session.post(url, json=body, headers=key.headers))
+            await there.asked()
+            there.speaker.says("Because ")
+            there.expire(key)
+            async with await asked as response:
+                text = (await response.read()).replace(b"\r\n", b"\n")
+        said = [block for block in text.removesuffix(b"data: [DONE]\n\n").split(b"\n\n") if b"data: " in block]
+        assert end_of(said[-1]) == expected
+        async with there.server.session.post(url, json=body, headers=key.headers) as refused:
+            assert refused.status == 401
+
+
+async def test_streams_of_a_rotated_secret_end_with_the_overlap(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as there:
+        old = there.key()
+        new = there.rotate(old, 3_600)
+        async with asking(there.server, "/api/v1/chat/stream", CHAT, **old.headers) as line:
+            heard = await line.hear(3)
+            async with resuming(there.server, line.stream, **new.headers) as reader:
+                assert await reader.hear(3) == heard
+                there.end_overlap(old)
+                assert [one.data["message"] for one in await line.rest()] == [REVOKED]
+                assert [one.data["message"] for one in await reader.rest()] == [REVOKED]
+        for key, status in ((old, 401), (new, 200)):
+            async with there.server.session.get(f"{there.server.url}/v1/sources", headers=key.headers) as response:
+                assert response.status == status
+
+
+async def test_a_web_socket_is_closed_when_its_key_expires(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as there:
+        socket, owner = there.key(), there.key()
+        planner = Desk(there.server, {"owner": owner.secret, "socket": socket.secret})
+        await planner.begin("s", "p", who="owner")
+        url = f"{there.server.url.replace('http', 'ws')}/planner/sessions/s/steps/p/ws"
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            connect(url, additional_headers=planner.headers("socket")) as connection,
+        ):
+            await connection.recv()
+            there.expire(socket)
+            with pytest.raises(ConnectionClosed):
+                await connection.recv()
+            assert connection.close_code == 1008
+
+
+async def test_when_a_key_was_used_last_is_written_now_and_then(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as there:
+        key, unused, began = there.key(), there.key("bob"), time.time()
+        for _ in range(3):
+            async with there.server.session.get(f"{there.server.url}/v1/sources", headers=key.headers) as response:
+                assert response.status == 200
+        assert there.used(key) is None
+    assert (there.used(key) or 0) >= began  # what was not written yet is at the end
+    assert there.used(unused) is None
 
 
 async def test_without_a_key_nothing_is_looked_up(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from anabranch import Anabranch, Settings
 from anabranch.domain.errors import Overloaded
 from anabranch.domain.mcp import AggregatedResponse, Aggregation, McpServer
 from anabranch.domain.model import Duplicate, Endpoint
+from anabranch.domain.rights import EVERY_GRANT
 from anabranch.entrypoints.mcp.question_tools import McpCaller
 from anabranch.entrypoints.mcp.schemas import (
     AskResponse,
@@ -42,7 +43,7 @@ async def opened(folder: Path, *servers: McpServer, **given: Any) -> AsyncIterat
 
 def client(anabranch: Anabranch, mode: str = "auto") -> Client:
     def asker(_: object) -> McpCaller:
-        return McpCaller(anabranch.context(operator=True), Caller(operator=True), trusted=True)
+        return McpCaller(anabranch.context(operator=True), Caller(operator=True), grants=EVERY_GRANT)
 
     return Client(server(Tools(anabranch, configured_log(anabranch.settings)), asker), mode=mode)
 

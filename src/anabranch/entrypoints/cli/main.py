@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "publish": ("collections:publish", "Let others query a COLLECTION as owner/slug."),
     "unpublish": ("collections:unpublish", "Withdraw what is published as PATH (owner/slug)."),
     "published": ("collections:published", "List what is published."),
-    "keys": ("records:keys", "Create, list and revoke API keys."),
+    "keys": ("keys:keys", "Create, list, rotate and revoke API keys."),
     "queries": ("queries:queries", "List, show, export and delete the questions of the query log."),
     "feedback": ("queries:feedback", "List the ratings of answers."),
     "erase": ("erase:command", "Erase a document or a user everywhere; without an option, list the erasures."),

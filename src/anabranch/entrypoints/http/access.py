@@ -9,9 +9,10 @@ from typing import Any
 
 from starlette.types import Scope
 
-from anabranch.app.anabranch import Anabranch
+from anabranch.app.anabranch import UNKNOWN_KEY, Anabranch
 from anabranch.domain.errors import AnabranchError, Forbidden, Unauthorized
 from anabranch.domain.model import Context
+from anabranch.domain.rights import EVERY_GRANT, NO_GRANT, Grants
 from anabranch.domain.shares import LOCAL, Claimant
 from anabranch.entrypoints.http.operations import Call, header
 from anabranch.knowledge.model import Caller, Identified
@@ -73,7 +74,7 @@ class Access:
         """The caller of a key that a browser is to keep."""
         self._check_kind(key)
         if COOKIE_VALUE.fullmatch(key) is None:
-            raise Unauthorized("The API key is not known, or was revoked.")
+            raise Unauthorized(UNKNOWN_KEY)
         return await self._identified(key)
 
     async def present(self, scope: Scope) -> Caller:
@@ -176,7 +177,9 @@ class Access:
         return found
 
     def claimant(self, scope: Scope, caller: Caller) -> Claimant:
-        """The caller as the limits on shared resources know it."""
+        """The caller as the limits on shared resources know it. A key with limits of its own has a share of its own."""
+        if limits := caller.rights.limits:
+            return Claimant(name=f"key:{caller.key}", operator=caller.operator, limits=limits)
         if caller.user is not None:
             return Claimant(name=f"user:{caller.user}", operator=caller.operator)
         if self._is_local(scope):
@@ -220,7 +223,8 @@ class Access:
             user_id=caller.user,
             groups=caller.groups,
             operator=caller.operator,
-            key=caller.key,
+            collections=caller.rights.collections,
+            credential=caller.credential,
             tokens=tokens,
             transactions=transactions,
             bearer=" ".join(_values(scope, b"authorization")).partition(" ")[2] or None,
@@ -230,12 +234,17 @@ class Access:
             local_operator=matters and self.is_local_operator(scope, caller),
         )
 
-    def may_use_configured(self, scope: Scope, caller: Caller) -> bool:
-        """Whether the caller may name what the operator has configured and pays for, on every surface. With `auto` only
-        the operator may, on this machine or by key; otherwise also a caller with a key or token, but no guest."""
+    def grants(self, scope: Scope, caller: Caller) -> Grants:
+        """What the caller may name of what the operator has configured and pays for, on every surface: what its key was
+        granted. Without such a list, with `auto` only the operator may name it, on this machine or by key; otherwise
+        also a caller with a key or token, but no guest."""
+        if caller.rights.grants is not None:
+            return caller.rights.grants
         if caller is ANYONE:
-            return self._is_operator(scope)
-        return caller.operator or (caller.user is not None and self._settings.auth != "auto")
+            may_use = self._is_operator(scope)
+        else:
+            may_use = caller.operator or (caller.user is not None and self._settings.auth != "auto")
+        return EVERY_GRANT if may_use else NO_GRANT
 
     def public_only(self, scope: Scope, caller: Caller) -> bool:
         """Whether the addresses that a request names must be public. The private ones on the allow-list are for the
@@ -304,8 +313,17 @@ def is_signed_in_operator(caller: Caller) -> bool:
     return caller.operator and caller.key is not None
 
 
+def may_name(caller: Caller, grants: Grants) -> bool:
+    """Whether the caller may name any source: what is configured, or with a key that was granted nothing, at least
+    `collections`."""
+    return bool(grants.names) or caller.rights.grants is not None
+
+
 def identity_of(caller: Caller) -> str | None:
-    """The name under which streams are kept for a caller, and for no other; guests have none."""
+    """The name under which streams are kept for a caller, and for no other; guests have none. A key that is restricted
+    to some collections has streams of its own: those of its user can quote others."""
+    if caller.rights.collections is not None:
+        return f"collections:{','.join(map(str, sorted(caller.rights.collections)))} user:{caller.user}"
     if caller.user is not None:
         return f"user:{caller.user}"
     return "operator" if caller.operator else None

@@ -35,6 +35,8 @@ from anabranch.domain.model import (
     Usage,
     Value,
 )
+from anabranch.domain.rights import NO_GRANT, Grants
+from anabranch.entrypoints.http.access import may_name
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
 from anabranch.entrypoints.http.query_wire import AnswerSupport, FallbackWanted, RemovedLinks
@@ -222,6 +224,7 @@ class ChatSurface(AnswerSurface):
             request_type=ChatRequest,
             identify=self.access.admit,
             surface="chat",
+            scope="ask",
             admission=True,
         )
         return [
@@ -253,17 +256,17 @@ class ChatSurface(AnswerSurface):
         context = self.access.context(
             call, tokens=tokens, transactions=transactions, streaming=streaming, names_configured=named
         )
-        may_name = named and self.access.may_use_configured(call.scope, call.caller)
-        return call.attach(*await self.anabranch.begin(self._question(call, references, may_name), context)), context
+        grants = self.access.grants(call.scope, call.caller) if named else NO_GRANT
+        return call.attach(*await self.anabranch.begin(self._question(call, references, grants), context)), context
 
-    def _question(self, call: Call[ChatRequest], references: Sequence[EndpointRef], may_name: bool) -> Question:
+    def _question(self, call: Call[ChatRequest], references: Sequence[EndpointRef], grants: Grants) -> Question:
         request = call.request
         public_only = self.access.public_only(call.scope, call.caller)
-        known = self.anabranch.questions.known_sources() if may_name else {}
+        known = self.anabranch.questions.known_sources(grants) if may_name(call.caller, grants) else {}
         return self.anabranch.questions.chat(
             request.prompt,
             tuple(_endpoint(one, known, public_only) for one in references),
-            None if request.retrieval_only else self._model(request.model, may_name, public_only),
+            None if request.retrieval_only else self._model(request.model, grants, public_only),
             tuple(request.messages or ()),
             Options(
                 top_k=request.top_k,
@@ -279,13 +282,13 @@ class ChatSurface(AnswerSurface):
             ),
         )
 
-    def _model(self, reference: EndpointRef | None, may_name: bool, public_only: bool) -> Endpoint:
+    def _model(self, reference: EndpointRef | None, grants: Grants, public_only: bool) -> Endpoint:
         """The model by URL or by name; none, or an empty one, stands for the sentences of the documents."""
         if reference is None or not (reference.url or reference.slug):
             return EXTRACTIVE
         if not reference.url:
             otherwise = ", or send a url and a slug"
-            return self.anabranch.questions.named_model(reference.slug, configured=may_name, otherwise=otherwise)
+            return self.anabranch.questions.named_model(reference.slug, grants, otherwise=otherwise)
         if not reference.slug:
             raise InvalidQuestion("model has a url but no slug: send both, or no model to get quoted sentences.")
         return _endpoint(reference, {}, public_only)

@@ -99,6 +99,7 @@ class EndpointSurface:
                 request_type=EndpointQuery,
                 response_types=(EndpointReply,),
                 stream=STREAM,
+                scope="ask",
                 identify=self.access.visitor,
                 surface="endpoints",
                 admission=True,
@@ -111,7 +112,7 @@ class EndpointSurface:
         """The body is read last: an address where nothing is published does not exist, whatever is sent to it."""
         publishing, owner = self.anabranch.publishing, call.params.get("owner") or header(call.scope, b"x-tenant-name")
         owners = self.access.owners(call.caller, await publishing.owners())
-        publication = await publishing.find(call.params["slug"], owner, owners)
+        publication = await publishing.find(call.caller, call.params["slug"], owner, owners)
         await call.read()
         request, model = call.request, publication.model
         streaming = model is not None and bool(request.stream)

@@ -80,6 +80,7 @@ class ErasuresSurface:
         return Operation(
             *(method, path, name, summary, handler, KNOWLEDGE),
             response_types=(response_type,),
+            scope="admin",
             identify=self.access.signed_in_operator,
             errors=(403,),
             **more,

@@ -174,8 +174,8 @@ def render_plain(error: AnabranchError, _scope: Scope) -> tuple[int, bytes]:
 
 
 DESCRIPTIONS: dict[int, str] = {
-    401: "The API key is missing or unknown.",
-    403: "The caller may read this, but not change it.",
+    401: "The API key is missing, unknown, revoked or expired.",
+    403: "The caller may read this, but not change it, or its API key lacks a scope, which `details` names.",
     404: "It does not exist, or not for this caller.",
     408: "The request took too long to arrive.",
     409: "The name or id is already in use.",

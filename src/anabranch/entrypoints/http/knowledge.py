@@ -15,6 +15,7 @@ from anabranch.app.anabranch import Anabranch
 from anabranch.app.publishing import EndpointPath, public_documents
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import InvalidQuestion, NotFound, UpstreamError
+from anabranch.domain.rights import Scope
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.decode_errors import described
@@ -73,22 +74,28 @@ class KnowledgeSurface:
         at, every, one = self._operation, "/v1/collections", "/v1/collections/{name}"
         view = wire.CollectionView
         return [
-            at("GET", every, "list_collections", "List collections", self._collections, wire.CollectionList),
+            at(
+                *("GET", every, "list_collections", "List collections", self._collections, wire.CollectionList),
+                scope="read",
+            ),
             at(
                 *("POST", every, "create_collection", "Create a collection", self._create, view),
                 request_type=wire.NewCollection,
                 statuses={201: "Created."},
                 errors=(403, 409),
+                scope="ingest",
             ),
-            at("GET", one, "get_collection", "Get a collection by id or name", self._collection, view),
+            at("GET", one, "get_collection", "Get a collection by id or name", self._collection, view, scope="read"),
             at(
                 *("DELETE", one, "delete_collection", "Delete a collection and its documents"),
                 *(self._delete_collection, wire.CollectionDeleted),
                 errors=(403,),
+                scope="ingest",
             ),
             at(
                 *("GET", f"{one}/stats", "collection_stats", "Collection statistics"),
                 *(self._stats, wire.CollectionStats),
+                scope="read",
             ),
         ]
 
@@ -99,11 +106,13 @@ class KnowledgeSurface:
                 *("GET", path, "list_endpoints", "Where a collection is published"),
                 *(self._endpoints, wire.EndpointList),
                 errors=(403,),
+                scope="read",
             ),
             at(
                 *("PUT", path, "publish", "Publish a collection as owner/slug", self._publish, wire.EndpointView),
                 request_type=wire.EndpointRequest,
                 errors=(403, 409),
+                scope="ingest",
             ),
             at(
                 *("DELETE", path, "withdraw", "Withdraw a published collection"),
@@ -112,6 +121,7 @@ class KnowledgeSurface:
                 parameters=(
                     {**parameter("as", {"type": "string", **wire.PATH_SCHEMA}, "OWNER/SLUG"), "required": True},
                 ),
+                scope="ingest",
             ),
         ]
 
@@ -124,9 +134,10 @@ class KnowledgeSurface:
                 form_type=wire.IngestForm,
                 handler_reads=True,
                 errors=(403,),
+                scope="ingest",
             ),
-            at("GET", job, "get_job", "Status of an ingestion job", self._job, wire.JobView),
-            at("DELETE", job, "cancel_job", "Cancel the job", self._cancel, wire.JobView),
+            at("GET", job, "get_job", "Status of an ingestion job", self._job, wire.JobView, scope="read"),
+            at("DELETE", job, "cancel_job", "Cancel the job", self._cancel, wire.JobView, scope="ingest"),
         ]
 
     def _document_operations(self) -> list[Operation[Any]]:
@@ -141,6 +152,7 @@ class KnowledgeSurface:
                     parameter("limit", integer(1, MAX_PAGE), "Page size"),
                     parameter("after", {"type": "string"}, "`next` of the previous page"),
                 ),
+                scope="read",
             ),
             at(
                 *("GET", one, "get_document", "Get a document by id, file name or title", self._document, view),
@@ -149,15 +161,18 @@ class KnowledgeSurface:
                     parameter("start", integer(0, MAX_OFFSET), "Offset of the first character"),
                     parameter("end", integer(0, MAX_OFFSET), "Offset behind the last character"),
                 ),
+                scope="read",
             ),
             at(
                 *("PATCH", one, "change_document", "Change title, metadata or permissions", self._describe, view),
                 request_type=wire.DocumentChanges,
                 errors=(403, 409),
+                scope="ingest",
             ),
             at(
                 *("DELETE", one, "delete_document", "Delete a document", self._delete_document, wire.DocumentDeleted),
                 errors=(403, 409),
+                scope="ingest",
             ),
             at(
                 *("GET", f"{one}/chunks", "list_chunks", "List the chunks of a document", self._chunks, wire.ChunkPage),
@@ -166,20 +181,32 @@ class KnowledgeSurface:
                     parameter("limit", integer(1, MAX_CHUNKS), "Page size"),
                     parameter("after", {"type": "string"}, "`next` of the previous page"),
                 ),
+                scope="read",
             ),
             at(
                 *("POST", f"{one}/retry", "retry_document", "Ingest a failed document again"),
                 *(self._retry, wire.IngestAccepted),
                 errors=(403, 409),
+                scope="ingest",
             ),
         ]
 
     def _operation(
-        self, method: str, path: str, name: str, summary: str, handler: Handler[Any], response_type: type, **more: Any
+        self,
+        method: str,
+        path: str,
+        name: str,
+        summary: str,
+        handler: Handler[Any],
+        response_type: type,
+        *,
+        scope: Scope,
+        **more: Any,
     ) -> Operation[Any]:
         return Operation(
             *(method, path, name, summary, handler, KNOWLEDGE),
             response_types=(response_type,),
+            scope=scope,
             identify=self.access.caller,
             **more,
         )

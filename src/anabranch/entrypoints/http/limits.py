@@ -45,6 +45,7 @@ class LimitsSurface:
             Operation(
                 *("GET", "/v1/limits", "list_limits", "Your limits, and what you use of them"),
                 *(self._limits, KNOWLEDGE),
+                scope=None,
                 response_types=(LimitList,),
                 identify=self.access.caller,
             )

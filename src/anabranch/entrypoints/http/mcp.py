@@ -58,6 +58,8 @@ class McpSurface:
                     415: "`Content-Type` must be `application/json`.",
                 },
                 errors=(401, 403, 422, 503),
+                # Each tool has a scope of its own, too.
+                scope="ask",
                 identify=self._caller,
                 surface="mcp",
                 admission=True,
@@ -70,8 +72,8 @@ class McpSurface:
         return await self._access.caller(scope)
 
     async def _handle(self, call: Call[bytes]) -> None:
-        trusted = self._access.may_use_configured(call.scope, call.caller)
-        call.scope[CALLER] = McpCaller(self._access.context(call), call.caller, trusted)
+        grants = self._access.grants(call.scope, call.caller)
+        call.scope[CALLER] = McpCaller(self._access.context(call), call.caller, grants)
         manager = await self._manager()
         await manager.handle_request(call.scope, _replaying(call.body, call.receive), call.send)
 

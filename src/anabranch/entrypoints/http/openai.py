@@ -134,7 +134,7 @@ class OpenAISurface(AnswerSurface):
         return asyncio.Semaphore(1)
 
     def operations(self) -> list[Operation[Any]]:
-        at = partial(Operation[Any], dialect=DIALECT, identify=self.access.caller, surface="openai")
+        at = partial(Operation[Any], dialect=DIALECT, scope="ask", identify=self.access.caller, surface="openai")
         answer = partial(at, resumable=True, admission=True)
         return [
             answer(

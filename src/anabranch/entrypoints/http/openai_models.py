@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from anabranch.app.anabranch import Anabranch
-from anabranch.app.endpoint_resolver import EXTRACTIVE
 from anabranch.domain.errors import NotFound
 from anabranch.domain.model import Endpoint
 from anabranch.entrypoints.http.access import Access
@@ -101,12 +100,8 @@ class ModelCatalog:
 
     def _sources(self, call: Call[Any]) -> Mapping[str, str]:
         """The sources and MCP servers that the caller may name, and which of the two each is."""
-        if not self.access.may_use_configured(call.scope, call.caller):
-            return {}
-        known = self.anabranch.questions.known_sources()
+        known = self.anabranch.questions.known_sources(self.access.grants(call.scope, call.caller))
         return {name: MCP if one.kind == "mcp" else SOURCE for name, one in known.items() if one.kind != "collection"}
 
     def _models(self, call: Call[Any]) -> Mapping[str, Endpoint]:
-        if self.access.may_use_configured(call.scope, call.caller):
-            return self.anabranch.questions.known_models()
-        return {EXTRACTIVE.slug: EXTRACTIVE}
+        return self.anabranch.questions.known_models(self.access.grants(call.scope, call.caller))

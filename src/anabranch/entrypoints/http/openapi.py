@@ -111,7 +111,9 @@ def _branch(schema: Schema, kind: str) -> Schema:
 
 
 def _operation(one: "Operation[Any]") -> Schema:
-    statuses = sorted({*one.dialect.always, *one.errors, *((408, 413) if one.request_type is not None else ())})
+    read = (408, 413) if one.request_type is not None else ()
+    limited = (403, 429) if one.scope is not None else ()  # API keys have scopes, and may have limits
+    statuses = sorted({*one.dialect.always, *one.errors, *read, *limited})
     error = {"application/json": {"schema": _schema((one.dialect.error_type,))}}
     described: Schema = {
         "operationId": one.name,
@@ -126,7 +128,7 @@ def _operation(one: "Operation[Any]") -> Schema:
         },
     }
     if 401 in statuses:
-        described["security"] = [{}, {"bearer": []}]
+        described["security"] = [{}, {"bearer": [] if one.scope is None else [one.scope]}]
     if one.request_type is not None:
         content = {"application/json": {"schema": _schema((one.request_type,))}}
         if one.form_type is not None:

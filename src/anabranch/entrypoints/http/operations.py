@@ -16,8 +16,9 @@ from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from anabranch.app.anabranch import Anabranch
-from anabranch.domain.errors import AnabranchError, InternalError, InvalidQuestion, NotFound
+from anabranch.domain.errors import AnabranchError, Forbidden, InternalError, InvalidQuestion, NotFound
 from anabranch.domain.model import Allowance
+from anabranch.domain.rights import Scope as KeyScope
 from anabranch.domain.shares import Claimant, claimant
 from anabranch.entrypoints.http.decode_errors import field_of
 from anabranch.entrypoints.http.errors import (
@@ -183,7 +184,7 @@ class Call(Generic[T]):
     def attach(self, run: Run, allowance: Allowance | None) -> Run:
         """From here on the Run counts its own failure, and the response carries the caller's rate limit."""
         self.counted = True
-        self.headers = rate_headers(allowance) if allowance is not None else ()
+        self.headers = rate_headers(allowance) if allowance is not None else self.headers
         return run
 
 
@@ -200,6 +201,10 @@ class Operation(Generic[T]):
     summary: str
     handler: Handler[T]
     dialect: Dialect
+    # The scope that an API key needs for it. Only what needs no caller has none.
+    scope: KeyScope | None = field(kw_only=True)
+    # What a restricted key must have been granted besides.
+    grant: str = ""
     # Bytes are not decoded.
     request_type: Any = None
     # The same as a form with files, where the operation takes one.
@@ -226,6 +231,13 @@ class Operation(Generic[T]):
     handler_reads: bool = False
     # The setting that switches its surface off, if it does: the address is 404, and not in the API description.
     switched_off_by: str = ""
+
+    def authorize(self, caller: Caller) -> None:
+        """Refuse a caller whose key lacks the scope or the grant of this operation."""
+        if self.scope is not None:
+            caller.rights.require(self.scope)
+        if self.grant and not caller.rights.permits(self.grant):
+            raise Forbidden(f"This API key was not granted the {self.grant}.", missing_grant=self.grant)
 
     @cached_property
     def decode(self) -> Callable[[bytes], T]:
@@ -329,8 +341,11 @@ class RequestLoop:
         if operation.admission:
             await self._anabranch.runs.check(operation.surface)
         if operation.identify is not None:
-            call.caller = await operation.identify(call.scope)
-            claimant.set(self._claimant_of(call.scope, call.caller))
+            call.caller = caller = await operation.identify(call.scope)
+            operation.authorize(caller)
+            claimant.set(self._claimant_of(call.scope, caller))
+            if caller.rights.limits:
+                call.headers = rate_headers(await self._anabranch.runs.admit_key(caller, operation.surface))
         call.shares = self._shares
         if operation.request_type is not None and not operation.handler_reads:
             await call.read()

@@ -58,7 +58,7 @@ class OpsSurface:
         return self._operations
 
     def _table(self) -> list[Operation[Any]]:
-        at = partial(Operation[Any], method="GET", dialect=PLAIN)
+        at = partial(Operation[Any], method="GET", dialect=PLAIN, scope=None)
         web = [
             at(
                 path=f"/web/{name}",
@@ -98,6 +98,7 @@ class OpsSurface:
                 media_type="text/plain",
                 response_types=(str,),
                 errors=(401, 403),
+                scope=None if self._anabranch.settings.metrics_public else "read",
                 identify=None if self._anabranch.settings.metrics_public else self._operator,
             ),
             *web,

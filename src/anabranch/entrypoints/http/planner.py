@@ -1,7 +1,7 @@
 """The planner's operations: steps, pushes and their streams."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from anabranch.app.anabranch import Anabranch
 from anabranch.app.planner import Planner
 from anabranch.domain.errors import Forbidden, InvalidQuestion, NotFound, StreamFull, StreamUnavailable, Unauthorized
 from anabranch.domain.eventlog import LAST, Page, SequencedEntry
+from anabranch.domain.rights import PLANNER
 from anabranch.domain.steps import Cancel, Decision, Receipt, verdict_of
 from anabranch.entrypoints.http import planner_wire as wire
 from anabranch.entrypoints.http.access import Access, identity_of
@@ -237,7 +238,17 @@ class PlannerSurface:
     arrivals: Arrivals = field(default_factory=Arrivals)
 
     def operations(self) -> list[Operation[Any]]:
-        at = partial(Operation[Any], dialect=DIALECT, surface="planner", identify=self.access.caller)
+        at = partial(
+            Operation[Any],
+            dialect=DIALECT,
+            scope="ask",
+            grant=PLANNER,
+            surface="planner",
+            identify=self.access.caller,
+        )
+        return [*self._commands(at), *self._events_of_steps(at)]
+
+    def _commands(self, at: Callable[..., Operation[Any]]) -> list[Operation[Any]]:
         return [
             at(
                 *("POST", STEPS, "begin_step", "Start a step", self._begin),
@@ -271,6 +282,10 @@ class PlannerSurface:
                 request_type=wire.SafetyForm,
                 response_types=(wire.SafetyReceipt,),
             ),
+        ]
+
+    def _events_of_steps(self, at: Callable[..., Operation[Any]]) -> list[Operation[Any]]:
+        return [
             at(
                 *("GET", f"{STEP}/events", "step_events", "A page of a step's events", self._events),
                 response_types=(wire.EventPage,),
@@ -428,7 +443,7 @@ class PlannerSurface:
                 yield chain, closing
 
     def _until_revoked(self, call: Call[Any], closing: ShutdownEvent) -> AbstractContextManager[ShutdownEvent]:
-        return until_revoked(closing, self.anabranch.revocations, call.caller.key)
+        return until_revoked(closing, self.anabranch.revocations, call.caller.credential)
 
 
 def _receipt(receipt: Receipt) -> Reply:

@@ -43,9 +43,10 @@ from anabranch.domain.model import (
     Status,
     Usage,
 )
+from anabranch.domain.rights import NO_GRANT
 from anabranch.domain.sentences import place_of, sentence_view
 from anabranch.entrypoints.answer_json import sentence_by_sentence
-from anabranch.entrypoints.http.access import Access
+from anabranch.entrypoints.http.access import Access, may_name
 from anabranch.entrypoints.http.errors import KNOWLEDGE, SearchUnavailable, knowledge_error
 from anabranch.entrypoints.http.operations import Call, Operation, Reply, header
 from anabranch.entrypoints.http.query_wire import (
@@ -245,6 +246,7 @@ class QuerySurface(AnswerSurface):
                 resumable=True,
                 errors=(429,),
                 identify=self.access.caller,
+                scope="ask",
                 surface="query",
                 admission=True,
             )
@@ -289,8 +291,7 @@ class QuerySurface(AnswerSurface):
         """The model by its name, for callers who may use it; that of the settings without one."""
         if (name := call.request.model) is None:
             return self.anabranch.model
-        may_use = self.access.may_use_configured(call.scope, call.caller)
-        return self.anabranch.questions.named_model(name, configured=may_use)
+        return self.anabranch.questions.named_model(name, self.access.grants(call.scope, call.caller))
 
     async def _history(self, caller: Caller, conversation: str | None, model: Endpoint) -> tuple[Message, ...]:
         """The last turns, for a model that can read them."""
@@ -321,16 +322,17 @@ async def search_scope(
     """What a CollectionQuestion searches, and its entry in the query log. Without sources and collections, every
     collection that the caller may see; configured sources are for callers who may use them."""
     filters = _filters(request.filters or FiltersForm())
-    may_use = bool(request.sources) and access.may_use_configured(call.scope, call.caller)
+    grants = access.grants(call.scope, call.caller) if request.sources else NO_GRANT
     keys: tuple[int, ...] | None = None
     if request.sources == "all" or not request.sources:
-        endpoints = anabranch.questions.every(request.query, collections=True, sources=may_use)
-    elif may_use:
-        endpoints = anabranch.configured(request.sources)
+        endpoints = anabranch.questions.every(request.query, collections=True, grants=grants)
+    elif may_name(call.caller, grants):
+        endpoints = anabranch.configured(request.sources, grants)
         keys = None if COLLECTIONS in endpoints else ()
     else:
         raise Forbidden(
-            "Only the operator may name configured sources here; leave out `sources` to ask the collections."
+            "Only the operator may name configured sources here, and callers whose key was granted some; leave out "
+            "`sources` to ask the collections."
         )
     if request.collections:
         chosen = await (await anabranch.knowledge()).chosen(call.caller, request.collections)

@@ -15,6 +15,7 @@ from anabranch.app.anabranch import Anabranch
 from anabranch.app.query_log import OFF
 from anabranch.domain.errors import InvalidQuestion, NotFound
 from anabranch.domain.model import Value
+from anabranch.domain.rights import Scope
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.decode_errors import explain
 from anabranch.entrypoints.http.errors import KNOWLEDGE, ClientGone
@@ -153,29 +154,47 @@ class QueryLogSurface:
             at(
                 *("GET", "/v1/queries", "list_queries", "List questions of the query log", self._queries, QueryPage),
                 parameters=(*PAGING, *FILTERS),
+                scope="read",
             ),
             at(
                 *("GET", "/v1/queries/{query}", "get_query", "Get a question of the query log with its answer"),
                 *(self._query, QueryDetail),
+                scope="read",
             ),
             at(
                 *("POST", "/v1/queries/{query}/share", "share_query", "Let others read a question and its answer"),
                 *(self._share, SharedQuery),
                 request_type=Sharing,
+                scope="ask",
             ),
-            at("GET", feedback, "list_feedback", "List ratings", self._feedback, FeedbackPage, parameters=PAGING),
+            at(
+                *("GET", feedback, "list_feedback", "List ratings", self._feedback, FeedbackPage),
+                parameters=PAGING,
+                scope="read",
+            ),
             at(
                 *("POST", feedback, "feedback", "Rate an answer", self._rate, FeedbackRecorded),
                 request_type=Feedback,
+                scope="ask",
             ),
         ]
 
     def _operation(
-        self, method: str, path: str, name: str, summary: str, handler: Handler[Any], response_type: type, **more: Any
+        self,
+        method: str,
+        path: str,
+        name: str,
+        summary: str,
+        handler: Handler[Any],
+        response_type: type,
+        *,
+        scope: Scope,
+        **more: Any,
     ) -> Operation[Any]:
         return Operation(
             *(method, path, name, summary, handler, KNOWLEDGE),
             response_types=(response_type,),
+            scope=scope,
             identify=self.access.caller,
             **more,
         )

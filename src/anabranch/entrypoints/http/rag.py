@@ -275,6 +275,7 @@ class RagSurface(AnswerSurface):
                         "header",
                     ),
                 ),
+                scope="ask",
                 identify=self.access.caller,
                 surface="rag_stream",
                 admission=True,

@@ -54,15 +54,19 @@ class SessionSurface:
     def operations(self) -> list[Operation[Any]]:
         path, view = "/v1/session", (SessionView,)
         return [
-            Operation("GET", path, "session", "Who the caller is", self._show, KNOWLEDGE, response_types=view),
+            Operation(
+                "GET", path, "session", "Who the caller is", self._show, KNOWLEDGE, scope=None, response_types=view
+            ),
             Operation(
                 *("POST", path, "sign_in", "Sign in with an API key, which a cookie keeps", self._sign_in, KNOWLEDGE),
+                scope=None,
                 request_type=SignIn,
                 response_types=view,
                 errors=(403,),
             ),
             Operation(
                 *("DELETE", path, "sign_out", "Sign out: clears the cookie", self._sign_out, KNOWLEDGE),
+                scope=None,
                 response_types=view,
                 errors=(403,),
             ),
@@ -104,7 +108,7 @@ class SessionSurface:
             signed_in=isinstance(caller, Identified),
             needs_key=self.access.needs_key(scope),
             local=self.access.is_local_operator(scope, caller),
-            may_use_configured=self.access.may_use_configured(scope, caller),
+            may_use_configured=bool(self.access.grants(scope, caller).names),
             version=version("anabranch"),
             query_log=self.anabranch.settings.query_log_days != 0,
             streams=self.anabranch.recordings is not None,

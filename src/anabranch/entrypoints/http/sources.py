@@ -107,6 +107,7 @@ class SourcesSurface:
         return [
             at(
                 *("GET", path, "list_sources", "List sources and models with their health", self._list, SourceList),
+                scope="read",
                 identify=self.access.caller,
             ),
             at(
@@ -141,7 +142,7 @@ class SourcesSurface:
             *(method, path, name, summary, handler, KNOWLEDGE),
             response_types=(response_type,),
             max_request_bytes=MAX_REQUEST_BYTES,
-            **{"identify": self.access.signed_in_operator, **more},
+            **{"scope": "admin", "identify": self.access.signed_in_operator, **more},
         )
 
     async def _list(self, call: Call[None]) -> SourceList:
@@ -155,7 +156,7 @@ class SourcesSurface:
         )
 
     async def _listed(self, call: Call[Any]) -> list[ListedSource]:
-        viewer = Viewer(caller=call.caller, configured=self.access.may_use_configured(call.scope, call.caller))
+        viewer = Viewer(caller=call.caller, grants=self.access.grants(call.scope, call.caller))
         return await self.anabranch.listing.sources(viewer, self.history)
 
     async def _add(self, call: Call[NewSource]) -> ListedSource:

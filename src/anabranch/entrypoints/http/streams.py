@@ -152,6 +152,8 @@ class AnswerStreams:
                 "Read a resumable answer from a cursor on",
                 self._resume,
                 KNOWLEDGE,
+                scope="ask",
+                identify=self._identify,
                 stream=STREAM,
                 statuses={200: "The rest of the answer.", 204: "The answer has ended, and the client has all of it."},
                 parameters=CURSORS,
@@ -163,6 +165,8 @@ class AnswerStreams:
                 "Stop a resumable answer",
                 self._stop,
                 KNOWLEDGE,
+                scope="ask",
+                identify=self._identify,
                 response_types=(StreamStopped,),
             ),
         ]
@@ -223,8 +227,7 @@ class AnswerStreams:
         async with AsyncExitStack() as stack:
             reader = await self._opened(stack, stream, after)
             # A stream that does not exist and one of another caller look the same.
-            caller = await self._owner(call.scope, reader.page.identity if reader else None)
-            if caller is None or reader is None:
+            if reader is None or not _owns(call, reader.page.identity):
                 raise NotFound(NO_STREAM)
             page = reader.page
             if page.ended and not (page.reset or page.more or any(entry.body for entry in page.entries)):
@@ -233,7 +236,7 @@ class AnswerStreams:
                 await send_empty(call.send, 200, EVENT_STREAM)
             else:
                 ends = ShutdownEvent() if recordings.holds(stream) else self.closing
-                with until_revoked(ends, self.anabranch.revocations, caller.key) as closing:
+                with until_revoked(ends, self.anabranch.revocations, call.caller.credential) as closing:
                     await self._read(reader, call, closing)
 
     async def _stop(self, call: Call[None]) -> StreamStopped:
@@ -242,7 +245,7 @@ class AnswerStreams:
             raise StreamUnavailable(NOT_KEPT)
         async with AsyncExitStack() as stack:
             reader = await self._opened(stack, stream, 0)
-            if reader is None or await self._owner(call.scope, reader.page.identity) is None:
+            if reader is None or not _owns(call, reader.page.identity):
                 raise NotFound(NO_STREAM)
         return StreamStopped(stopped=recordings.stop(stream, Cancelled("The answer was stopped.")))
 
@@ -254,18 +257,14 @@ class AnswerStreams:
                 return await stack.enter_async_context(recordings.reader(stream, after, self._lost))
         return None
 
-    async def _owner(self, scope: Scope, identity: str | None) -> Caller | None:
-        """The caller, if the stream is theirs. Where callers are not verified, an unknown token may be the one that the
-        question came with."""
-        if identity is not None and identity in ("", _token_digest(scope)):
-            return Caller()
+    async def _identify(self, scope: Scope) -> Caller:
+        """The caller. Where callers are not verified, an unknown token may be the one that the question came with."""
         try:
-            caller = await self.access.caller(scope)
+            return await self.access.caller(scope)
         except Unauthorized:
             if self.anabranch.settings.auth in ("api_key", "jwt"):
                 raise
-            return None
-        return caller if identity == _owner_of(scope, caller) else None
+            return Caller()
 
     def _lost(self, page: Page) -> Entry:
         """The end of an answer whose worker has stopped."""
@@ -366,6 +365,11 @@ def _owner_of(scope: Scope, caller: Caller) -> str:
     return identity_of(caller) or _token_digest(scope)
 
 
+def _owns(call: Call[Any], identity: str) -> bool:
+    """Whether an answer is the caller's. One without an owner is for everybody who knows its id."""
+    return identity in ("", _token_digest(call.scope), _owner_of(call.scope, call.caller))
+
+
 def _token_digest(scope: Scope) -> str:
     """A digest of the token, or nothing."""
     token = None
@@ -392,21 +396,21 @@ def cursor(call: Call[Any]) -> int:
 
 
 @contextmanager
-def until_revoked(closing: ShutdownEvent, revocations: Revocations, key: str | None) -> Iterator[ShutdownEvent]:
-    """That event, for one reader: it is also set when the reader's API key is revoked."""
-    if key is None:
+def until_revoked(closing: ShutdownEvent, revocations: Revocations, credential: str | None) -> Iterator[ShutdownEvent]:
+    """That event, for one reader: it is also set when the reader's API key is revoked or expires."""
+    if credential is None:
         yield closing
         return
     event = ShutdownEvent()
     if closing.error is not None:
         event.set()
     closing.add(event.set)
-    revocations.add(key, event.set)
+    revocations.add(credential, event.set)
     try:
         yield event
     finally:
         closing.discard(event.set)
-        revocations.discard(key, event.set)
+        revocations.discard(credential, event.set)
 
 
 async def tail(

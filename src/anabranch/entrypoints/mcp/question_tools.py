@@ -12,6 +12,7 @@ from anabranch.app.questions import Options, SearchScope
 from anabranch.domain.errors import NotFound
 from anabranch.domain.events import FellBack, GenerationStarted, SourceReplied
 from anabranch.domain.model import Answer, Citation, Context, Filters, Ground, Passage, SourceReply, Status
+from anabranch.domain.rights import Grants
 from anabranch.domain.sentences import place_of
 from anabranch.entrypoints.answer_json import sentence_by_sentence
 from anabranch.entrypoints.http.errors import SearchUnavailable
@@ -36,11 +37,11 @@ Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 
 class McpCaller(NamedTuple):
-    """The caller of a tool. Only a `trusted` caller can use the sources that the operator has configured."""
+    """The caller of a tool, and which of the configured sources and models it may use."""
 
     context: Context
     identity: Caller
-    trusted: bool
+    grants: Grants
 
 
 def progress_text(name: str, reply: SourceReply) -> str:
@@ -79,7 +80,7 @@ async def ask(
 ) -> AskResponse:
     """A cited answer, or a refusal that says what is missing."""
     questions, name = anabranch.questions, arguments.model
-    model = questions.named_model(name, configured=caller.trusted) if name else None
+    model = questions.named_model(name, caller.grants) if name else None
     scope = await _scope(anabranch, arguments.question, arguments.sources or (), caller)
     verify, policy = arguments.verify, arguments.answer_policy
     options = Options(top_k=top_k, verify=verify if verify is not UNSET else None, answer_policy=policy or "all")
@@ -104,11 +105,11 @@ async def _scope(anabranch: Anabranch, question: str, names: Sequence[str], call
     """Configured sources and collections by name; without names, all that the caller may use."""
     if not names:
         visible = bool(await _collections(anabranch, (), caller))
-        return SearchScope(sources=anabranch.questions.every(question, collections=visible, sources=caller.trusted))
-    known = [COLLECTIONS.slug, *(configured(anabranch) if caller.trusted else ())]
+        return SearchScope(sources=anabranch.questions.every(question, collections=visible, grants=caller.grants))
+    known = [COLLECTIONS.slug, *configured(anabranch, caller.grants)]
     ours = [name for name in names if name in known]
     rest = [name for name in names if name not in known]
-    sources = anabranch.configured(ours)
+    sources = anabranch.configured(ours, caller.grants)
     if not rest:
         return SearchScope(sources=sources)
     searched = await _collections(anabranch, rest, caller, others=known[1:])
@@ -117,9 +118,10 @@ async def _scope(anabranch: Anabranch, question: str, names: Sequence[str], call
     return SearchScope(sources=(COLLECTIONS, *sources), filters=_filters(searched, rest))
 
 
-def configured(anabranch: Anabranch) -> Sequence[str]:
-    """Names of the configured sources and MCP servers."""
-    return [*(one.name for one in anabranch.servers() if one.state != "disabled"), *anabranch.catalog.sources]
+def configured(anabranch: Anabranch, grants: Grants) -> Sequence[str]:
+    """Names of the configured sources and MCP servers that are granted."""
+    servers = [one.name for one in anabranch.servers() if one.state != "disabled" and grants.server(one.name)]
+    return [*servers, *grants.sources(anabranch.catalog.sources)]
 
 
 def named(names: Sequence[str]) -> str:

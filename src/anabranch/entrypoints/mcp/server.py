@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from anyio import BrokenResourceError, ClosedResourceError
@@ -27,6 +27,7 @@ from anabranch.app.anabranch import Anabranch
 from anabranch.domain.errors import AnabranchError, Forbidden
 from anabranch.domain.mcp import HOPS, AggregatedResponse, AggregatorError, AggregatorQuery, InvalidQuery, ServerHealth
 from anabranch.domain.model import SourceReply
+from anabranch.domain.rights import EVERY_GRANT, Grants, Scope
 from anabranch.entrypoints.http.access import valid_trace
 from anabranch.entrypoints.mcp import schemas
 from anabranch.entrypoints.mcp.question_tools import McpCaller, Progress, ask, configured, named, progress_text, search
@@ -43,6 +44,7 @@ from anabranch.entrypoints.mcp.schemas import (
     refined,
     validate,
 )
+from anabranch.knowledge.model import Caller
 from anabranch.telemetry.log import Log
 
 Request = ServerRequestContext[Any, Any]
@@ -71,7 +73,11 @@ Anabranch asks many sources at once and shows its evidence. `ask` for a cited an
 document collections{aggregate}. They only read."""
 
 
-ToolHandler = Callable[[Mapping[str, Any], McpCaller, Progress], Awaitable[CallToolResult]]
+class ToolHandler(NamedTuple):
+    """What a tool does, and the scope that an API key needs for it."""
+
+    scope: Scope
+    call: Callable[[Mapping[str, Any], McpCaller, Progress], Awaitable[CallToolResult]]
 
 
 class Tools:
@@ -88,19 +94,22 @@ class Tools:
             ),
         }
         self._handlers: Mapping[str, ToolHandler] = {
-            "aggregate": self._aggregate,
-            "search": self._search,
-            "ask": self._ask,
+            "aggregate": ToolHandler("ask", self._aggregate),
+            "search": ToolHandler("ask", self._search),
+            "ask": ToolHandler("ask", self._ask),
         }
 
-    def listed(self, *, trusted: bool) -> Sequence[Tool]:
+    def listed(self, caller: Caller, grants: Grants) -> Sequence[Tool]:
         """The tools that the caller can use now, with descriptions for a model to choose by."""
-        servers = self._servers() if trusted else ()
+        return [one for one in self._all(grants) if self._handlers[one.name].scope in caller.rights.scopes]
+
+    def _all(self, grants: Grants) -> Sequence[Tool]:
+        servers = self._servers(grants)
         limit = self.inputs["search"]["properties"]["limit"]["maximum"]
         search = self._tool("search", "Search the documents", SEARCH.format(most=limit), SearchResponse, world=False)
         others = "`search` or `aggregate`" if servers else "`search`"
         ask = self._tool("ask", "Get a cited answer", ASK.format(others=others), AskResponse, world=True)
-        if trusted and (names := configured(self._anabranch)):
+        if names := configured(self._anabranch, grants):
             ask.input_schema = refined(ask.input_schema, sources={"description": SOURCES.format(names=named(names))})
         if not servers:
             return [search, ask]
@@ -110,12 +119,14 @@ class Tools:
     @property
     def instructions(self) -> str:
         """Which tool to use for what, of the tools available now."""
-        aggregate = ", `aggregate` for ranked results from all connected MCP servers" if self._servers() else ""
+        aggregate = (
+            ", `aggregate` for ranked results from all connected MCP servers" if self._servers(EVERY_GRANT) else ""
+        )
         return INSTRUCTIONS.format(aggregate=aggregate)
 
-    def _servers(self) -> Sequence[ServerHealth]:
+    def _servers(self, grants: Grants) -> Sequence[ServerHealth]:
         """The servers that `aggregate` searches, if it is enabled."""
-        on = [one for one in self._anabranch.servers() if one.state != "disabled"]
+        on = [one for one in self._anabranch.servers() if one.state != "disabled" and grants.server(one.name)]
         return on if self._anabranch.aggregator_enabled else ()
 
     async def call(
@@ -126,7 +137,8 @@ class Tools:
         if handler is None:
             raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {name[:100]}")
         try:
-            return await handler(arguments, caller, progress)
+            caller.identity.rights.require(handler.scope)
+            return await handler.call(arguments, caller, progress)
         except AggregatorError as error:
             return _failed(error.name, error.message, error.fields)
         except AnabranchError as error:
@@ -139,9 +151,10 @@ class Tools:
             return _failed("internal_error", why, {"correlation_id": correlation_id})
 
     async def _aggregate(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:
-        if not caller.trusted:
+        if not caller.grants.names:
             raise Forbidden(
-                "Only the operator may use the configured MCP servers; `search` and `ask` are for the collections."
+                "Only the operator may use the configured MCP servers, and callers whose key was granted some; "
+                "`search` and `ask` are for the collections."
             )
         try:
             values = validate(AggregateArguments, self.inputs["aggregate"], arguments)
@@ -153,7 +166,7 @@ class Tools:
             await progress(done, total, progress_text(reply.path, reply))
 
         query = msgspec.convert(msgspec.to_builtins(values), AggregatorQuery)
-        response = await self._anabranch.aggregate(query, caller.context, report)
+        response = await self._anabranch.aggregate(query, caller.context, report, grants=caller.grants)
         return _result(response, schemas.aggregated(response))
 
     async def _search(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:  # noqa: ARG002
@@ -245,7 +258,8 @@ def server(tools: Tools, identify: Callable[[Request], McpCaller], changes: Tool
     such capability is declared."""
 
     async def list_tools(request: Request, _params: PaginatedRequestParams | None) -> ListToolsResult:
-        listed = list(tools.listed(trusted=identify(request).trusted))
+        caller = identify(request)
+        listed = list(tools.listed(caller.identity, caller.grants))
         if changes is not None:
             changes.on_listed(request.session)
         return ListToolsResult(tools=listed)

@@ -28,12 +28,14 @@ from pydantic import ValidationError
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.domain.mcp import Aggregation, McpServer
+from anabranch.domain.rights import EVERY_GRANT
 from anabranch.entrypoints.mcp.question_tools import McpCaller
 from anabranch.entrypoints.mcp.server import ToolChanges, Tools, server
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.log import Log
 
 STDIN, STDOUT, STDERR = 0, 1, 2
+OPERATOR = Caller(operator=True)
 DRAIN_S = 1.0
 LISTEN = "subscriptions/listen"
 
@@ -59,14 +61,14 @@ class StdioServer:
 
     async def reconfigure(self, servers: Mapping[str, McpServer], aggregation: Aggregation) -> None:
         """Apply another configuration, and tell the client if it changes the tools."""
-        before = self._tools.listed(trusted=True)
+        before = self._tools.listed(OPERATOR, EVERY_GRANT)
         await self._anabranch.reconfigure(servers, aggregation)
-        if self._tools.listed(trusted=True) != before:
+        if self._tools.listed(OPERATOR, EVERY_GRANT) != before:
             await self._changes.announce()
 
     def _identify(self, _request: object) -> McpCaller:
         context = self._anabranch.context(surface="mcp", operator=True)
-        return McpCaller(context, Caller(operator=True), trusted=True)
+        return McpCaller(context, OPERATOR, EVERY_GRANT)
 
 
 @contextmanager

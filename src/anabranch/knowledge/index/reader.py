@@ -144,6 +144,8 @@ class Catalog:
             (permissions.permits(caller, owner) for owner, permissions in self._classes), bool, len(self._classes)
         )
         alive = self._table["alive"].copy()
+        if caller.rights.collections is not None:
+            alive &= np.isin(self._table["collection"], caller.rights.collections)
         return alive if allowed.all() else alive & allowed[self._table["permissions"]]
 
     def mask(self, db: Connection, filters: Filters, caller: Caller) -> Mask:
@@ -176,7 +178,8 @@ class Catalog:
         return [
             one
             for one in self.collections.values()
-            if one.key in holding or one.settings.default_permissions.permits(caller, one.owner)
+            if caller.sees(one.key)
+            and (one.key in holding or one.settings.default_permissions.permits(caller, one.owner))
         ]
 
     def fingerprint(self, mask: Mask) -> str:

@@ -26,14 +26,18 @@ NAME_COLUMNS: tuple[NameColumn, ...] = ("filename", "title")
 # The attribute by which filters find what a connector has sent.
 CONNECTOR = "source.connector_id"
 MAX_NAMES_READ = 2_000
-# Of the rows of `documents`, those that a caller may see: as `Permissions.permits`, for queries that must not read what
-# others have stored. Its values come from `visible_to`.
-VISIBLE = """(
-    :operator OR documents.owner = :user OR visibility = 'public' OR visibility = 'restricted' AND (
-        EXISTS (SELECT 1 FROM json_each(allowed_users) WHERE value = :user)
-        OR EXISTS (SELECT 1 FROM json_each(allowed_groups) WHERE value IN (SELECT value FROM json_each(:groups)))
+# Whether a key is not restricted to other collections: as `Caller.sees`.
+SEEN = "(:collections IS NULL OR {collection} IN (SELECT value FROM json_each(:collections)))"
+# Of the rows of `documents`, those that a caller may see: as `Permissions.permits` and `Caller.sees`, for queries that
+# must not read what others have stored. Its values come from `visible_to`.
+VISIBLE = f"""(
+    {SEEN.format(collection="documents.collection")} AND (
+        :operator OR documents.owner = :user OR visibility = 'public' OR visibility = 'restricted' AND (
+            EXISTS (SELECT 1 FROM json_each(allowed_users) WHERE value = :user)
+            OR EXISTS (SELECT 1 FROM json_each(allowed_groups) WHERE value IN (SELECT value FROM json_each(:groups)))
+        )
     )
-)"""
+)"""  # noqa: S608  our own names
 
 
 class Cursors:
@@ -305,7 +309,17 @@ def by_identity(db: sqlite3.Connection, collection: int, identity: str) -> Store
 
 def visible_to(caller: Caller) -> dict[str, Any]:
     """The values of `VISIBLE`."""
-    return {"operator": caller.operator, "user": caller.user, "groups": as_json(caller.groups)}
+    return {
+        "operator": caller.operator,
+        "user": caller.user,
+        "groups": as_json(caller.groups),
+        "collections": collections_of(caller),
+    }
+
+
+def collections_of(caller: Caller) -> str | None:
+    """The collections to which its key is restricted, for `SEEN`."""
+    return None if caller.rights.collections is None else as_json(caller.rights.collections)
 
 
 def named(

@@ -46,8 +46,9 @@ EMPTY_HASH = sha256(b"").hexdigest()
 BLANK = NewDocument(source="text")
 # In a list, open items come after all documents.
 ITEM_KEYS = 1 << 62
-# Of the rows of `open_items`, those that the caller owns. Guests own nothing: no job has an owner of null.
-OWNED = "(:operator OR open_items.owner = :user)"
+# Of the rows of `open_items`, those that the caller owns, of collections that it sees. Guests own nothing: no job has
+# an owner of null.
+OWNED = f"((:operator OR open_items.owner = :user) AND {documents.SEEN.format(collection='open_items.collection')})"
 
 Hold = tuple[int, str]
 
@@ -222,6 +223,7 @@ def by_id(db: sqlite3.Connection, identifier: str) -> Job | None:
     return Job(
         key=row["key"],
         id=row["id"],
+        collection=row["collection"],
         collection_id=row["collection_id"],
         owner=row["owner"],
         status=_status(row, items, done, failed),
@@ -495,7 +497,11 @@ def _title(title: str | None, filename: str | None, url: str | None) -> str:
 
 
 def _user(caller: Caller) -> dict[str, Any]:
-    return {"operator": caller.operator, "user": caller.user}
+    return {
+        "operator": caller.operator,
+        "user": caller.user,
+        "collections": documents.collections_of(caller),
+    }
 
 
 def _open_item(row: sqlite3.Row) -> OpenItem:

@@ -3,18 +3,25 @@
 import secrets
 import sqlite3
 import time
+from collections.abc import Mapping
 from hashlib import sha256
 
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.model import Caller, Erased
+from anabranch.domain.rights import UNRESTRICTED, Grants, Rights, Scope
+from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records.database import as_json
 
 PREFIX = "ab_"
+# So much of the hash of a secret identifies it, in this process only.
+CREDENTIAL_CHARACTERS = 16
+VALID = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > :now)"
 
 
 class ApiKey(Value):
+    """`previous_until`: until then its previous secret is valid, too. `last_used_at` may be some seconds late."""
+
     id: str
     user: str
     groups: tuple[str, ...]
@@ -22,36 +29,99 @@ class ApiKey(Value):
     note: str
     created_at: float
     revoked_at: float | None
+    rights: Rights
+    expires_at: float | None
+    last_used_at: float | None
+    previous_until: float | None
 
-    @property
-    def caller(self) -> Caller:
-        return Caller(user=self.user, groups=self.groups, operator=self.operator)
+    def is_valid(self, now: float) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
 
 
 def create(
-    db: sqlite3.Connection, *, user: str, groups: tuple[str, ...] = (), operator: bool = False, note: str = ""
+    db: sqlite3.Connection,
+    *,
+    user: str,
+    groups: tuple[str, ...] = (),
+    operator: bool = False,
+    note: str = "",
+    rights: Rights = UNRESTRICTED,
+    expires_at: float | None = None,
 ) -> tuple[ApiKey, str]:
     """Create a key; returns it with its secret, which is not stored."""
-    identifier, secret = secrets.token_hex(4), PREFIX + secrets.token_urlsafe(32)
+    identifier, secret = secrets.token_hex(4), _new_secret()
     db.execute(
-        "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
-        (identifier, _hash(secret), user, as_json(groups), operator, note, time.time()),
+        "INSERT INTO keys (id, hash, user, groups, operator, note, created_at, scopes, collections, grants, limits, "
+        "expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            identifier,
+            _hash(secret),
+            user,
+            as_json(groups),
+            operator,
+            note,
+            time.time(),
+            as_json(rights.scopes),
+            None if rights.collections is None else as_json(rights.collections),
+            None if rights.grants is None else as_json(rights.grants.names),
+            as_json(rights.limits),
+            expires_at,
+        ),
     )
-    return next(key for key in listed(db) if key.id == identifier), secret
+    return by_id(db, identifier), secret
 
 
-def find(db: sqlite3.Connection, secret: str) -> ApiKey | None:
-    found = db.execute("SELECT * FROM keys WHERE hash = ? AND revoked_at IS NULL", (_hash(secret),))
+def find(db: sqlite3.Connection, secret: str, now: float | None = None) -> ApiKey | None:
+    """The valid key that has this secret now."""
+    found = db.execute(
+        f"SELECT * FROM keys WHERE (hash = :hash OR (previous_hash = :hash AND previous_until > :now)) AND {VALID}",  # noqa: S608
+        {"hash": _hash(secret), "now": _now(now)},
+    )
     return next(map(_key, found), None)
+
+
+def credential_of(secret: str) -> str:
+    """What identifies a secret among those of `credentials`."""
+    return _hash(secret)[:CREDENTIAL_CHARACTERS]
+
+
+def by_id(db: sqlite3.Connection, identifier: str) -> ApiKey:
+    return _key(db.execute("SELECT * FROM keys WHERE id = ?", (identifier,)).fetchone())
 
 
 def listed(db: sqlite3.Connection) -> list[ApiKey]:
     return [_key(row) for row in db.execute("SELECT * FROM keys ORDER BY created_at, id")]
 
 
-def valid(db: sqlite3.Connection) -> set[str]:
-    """The ids of the keys that are not revoked."""
-    return {row["id"] for row in db.execute("SELECT id FROM keys WHERE revoked_at IS NULL")}
+def credentials(db: sqlite3.Connection, now: float | None = None) -> set[str]:
+    """What identifies the secrets that are valid now."""
+    found = db.execute(
+        f"SELECT hash, iif(previous_until > :now, previous_hash, NULL) FROM keys WHERE {VALID}",  # noqa: S608
+        {"now": _now(now)},
+    )
+    return {hashed[:CREDENTIAL_CHARACTERS] for row in found for hashed in row if hashed is not None}
+
+
+def rotate(
+    db: sqlite3.Connection, identifier: str, overlap_s: float, expires_at: float | None = None
+) -> tuple[ApiKey, str] | None:
+    """Give a valid key a new secret. The secret before it stays valid for the overlap, older ones do not. `expires_at`
+    replaces the expiry, if it is given. None if there is no such key."""
+    secret, now = _new_secret(), time.time()
+    changed = db.execute(
+        "UPDATE keys SET previous_hash = iif(:overlap > 0, hash, NULL), previous_until = iif(:overlap > 0, "  # noqa: S608
+        f":now + :overlap, NULL), hash = :hash, expires_at = coalesce(:expires, expires_at) WHERE id = :id AND {VALID}",
+        {"overlap": overlap_s, "now": now, "hash": _hash(secret), "expires": expires_at, "id": identifier},
+    )
+    return (by_id(db, identifier), secret) if changed.rowcount == 1 else None
+
+
+def used(db: sqlite3.Connection, moments: Mapping[str, float]) -> None:
+    """Record when keys were used last, by id."""
+    db.executemany(
+        "UPDATE keys SET last_used_at = max(coalesce(last_used_at, 0), ?) WHERE id = ?",
+        [(moment, identifier) for identifier, moment in moments.items()],
+    )
 
 
 def revoke(db: sqlite3.Connection, identifier: str) -> bool:
@@ -66,8 +136,16 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     ).rowcount
 
 
+def _new_secret() -> str:
+    return PREFIX + secrets.token_urlsafe(32)
+
+
 def _hash(secret: str) -> str:
     return sha256(secret.encode(errors="replace")).hexdigest()
+
+
+def _now(now: float | None) -> float:
+    return time.time() if now is None else now
 
 
 def _key(row: sqlite3.Row) -> ApiKey:
@@ -79,4 +157,18 @@ def _key(row: sqlite3.Row) -> ApiKey:
         note=row["note"],
         created_at=row["created_at"],
         revoked_at=row["revoked_at"],
+        rights=_rights(row),
+        expires_at=row["expires_at"],
+        last_used_at=row["last_used_at"],
+        previous_until=row["previous_until"],
+    )
+
+
+def _rights(row: sqlite3.Row) -> Rights:
+    collections, grants = row["collections"], row["grants"]
+    return Rights(
+        scopes=msgspec.json.decode(row["scopes"], type=tuple[Scope, ...]),
+        collections=None if collections is None else msgspec.json.decode(collections, type=tuple[int, ...]),
+        grants=None if grants is None else Grants(names=msgspec.json.decode(grants, type=tuple[str, ...])),
+        limits=msgspec.json.decode(row["limits"]),
     )

@@ -12,7 +12,7 @@ from anabranch.domain.model import Passage, Scores, Value
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Erased, Rating
 from anabranch.knowledge.records.database import as_json
-from anabranch.knowledge.records.documents import VISIBLE, permissions_of, visible_to
+from anabranch.knowledge.records.documents import VISIBLE, collections_of, permissions_of, visible_to
 
 DAY_S = 86_400
 # Counts are kept for this many days, however long questions are kept.
@@ -40,8 +40,8 @@ class QuotedChunk(Value):
 
 class QueryRecord(Value):
     """A question and its outcome: `answered`, `refused`, or the code of an error; then `answer` is None. `id` is what a
-    client sends with its feedback. `verdicts` counts the `sentences` of a verified answer. If it is not `kept`, it is
-    only counted."""
+    client sends with its feedback. `key_collections` are those to which the asker's key was restricted. `verdicts`
+    counts the `sentences` of a verified answer. If it is not `kept`, it is only counted."""
 
     id: str
     user: str
@@ -70,6 +70,7 @@ class QueryRecord(Value):
     surface: str | None = None
     settings: Any = None
     outcome: str | None = None
+    key_collections: tuple[int, ...] | None = None
     kept: bool = True
 
 
@@ -158,6 +159,14 @@ class Turn(Value):
     answer: str
 
 
+# Of the rows of `queries`, those that a key restricted to some collections may read: what was asked with keys that were
+# restricted to no others. (An answer may rest on more than what its entry names: on earlier turns.)
+WITHIN = """(key_collections IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM json_each(key_collections) WHERE value NOT IN (SELECT value FROM json_each({}))
+))"""
+ASKED_WITHIN = f"(:collections IS NULL OR {WITHIN.format(':collections')})"
+
+
 def asker(caller: Caller) -> str:
     """The user under which a caller's questions are recorded."""
     return caller.owner if caller.user is not None or caller.operator else GUEST
@@ -182,7 +191,7 @@ def _count(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
 
 def _record_question(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
     db.execute(
-        "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
+        "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
         (
             query.id,
             query.user,
@@ -200,6 +209,7 @@ def _record_question(db: sqlite3.Connection, query: QueryRecord, now: float) -> 
             query.surface,
             as_json(query.settings),
             query.outcome,
+            None if query.key_collections is None else as_json(query.key_collections),
         ),
     )
     db.executemany(
@@ -259,11 +269,18 @@ def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int,
     """Of the last turns of the caller's conversation, up to the query `last`, those whose answers it may still read,
     oldest first."""
     rows = db.execute(
-        "SELECT id, original, answer FROM queries JOIN responses ON responses.query = queries.id "
-        "WHERE user = :user AND conversation = :conversation AND (:last IS NULL OR (queries.created_at, queries.id) <= "
+        "SELECT id, original, answer FROM queries JOIN responses ON responses.query = queries.id "  # noqa: S608
+        f"WHERE user = :user AND {ASKED_WITHIN} AND conversation = :conversation "
+        "AND (:last IS NULL OR (queries.created_at, queries.id) <= "
         "(SELECT created_at, id FROM queries WHERE id = :last)) "
         "ORDER BY queries.created_at DESC, queries.id DESC LIMIT :limit",
-        {"user": caller.owner, "conversation": conversation, "last": last, "limit": limit},
+        {
+            "user": caller.owner,
+            "collections": collections_of(caller),
+            "conversation": conversation,
+            "last": last,
+            "limit": limit,
+        },
     ).fetchall()
     withheld = _withheld(db, caller, [row["id"] for row in rows])
     return [Turn(question=row["original"], answer=row["answer"]) for row in reversed(rows) if row["id"] not in withheld]
@@ -284,9 +301,9 @@ def _withheld(db: sqlite3.Connection, caller: Caller, ids: Collection[str]) -> s
 def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, comment: str | None) -> Rated | None:
     """Feedback on the caller's own question; None if none of that id was answered."""
     row = db.execute(
-        "SELECT surface, feedback FROM responses JOIN queries ON queries.id = query "
-        "WHERE query = ? AND (? OR user = ?)",
-        (query, caller.operator, asker(caller)),
+        "SELECT surface, feedback FROM responses JOIN queries ON queries.id = query "  # noqa: S608
+        f"WHERE query = :id AND (:operator OR user = :user) AND {ASKED_WITHIN}",
+        _own(caller, query, asker(caller)),
     ).fetchone()
     if row is None:
         return None
@@ -301,8 +318,8 @@ def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, com
 def share(db: sqlite3.Connection, caller: Caller, identifier: str, *, shared: bool) -> bool:
     """Let others read the caller's own entry, or no longer; False if there is none of that id."""
     changed = db.execute(
-        "UPDATE queries SET shared = ? WHERE id = ? AND (? OR user = ?)",
-        (shared, identifier, caller.operator, _readable_user(caller)),
+        f"UPDATE queries SET shared = :shared WHERE id = :id AND (:operator OR user = :user) AND {ASKED_WITHIN}",  # noqa: S608
+        {"shared": shared, **_own(caller, identifier, _readable_user(caller))},
     )
     return changed.rowcount == 1
 
@@ -349,6 +366,8 @@ def listed(
         if (user := _readable_user(caller)) is None:
             return []
         values[conditions["user"]] = user
+    if (collections := collections_of(caller)) is not None:
+        values[WITHIN.format("?")] = collections
     if before is not None:
         values[f"{position} < ?"] = before
     where = " AND ".join(["feedback IS NOT NULL" if rated else "TRUE", *values])
@@ -368,16 +387,23 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
     row = db.execute(ENTRY + "queries.id = ?", (identifier,)).fetchone()
     if row is None:
         return None
-    own = caller.operator or row["user"] == _readable_user(caller)
+    own = _is_own(db, caller, row)
     if not own and not _shared_with(db, caller, row):
         return None
     found = db.execute(
-        "SELECT retrievals.*, owner, title, visibility, allowed_users, allowed_groups, chunks.text FROM retrievals "
-        "LEFT JOIN documents ON documents.id = retrievals.document LEFT JOIN chunks ON chunks.key >= first_chunk AND "
-        "chunks.key < first_chunk + chunk_count AND chunks.id = retrievals.chunk WHERE query = ? ORDER BY rank",
+        "SELECT retrievals.*, owner, collection, title, visibility, allowed_users, allowed_groups, chunks.text "
+        "FROM retrievals LEFT JOIN documents ON documents.id = retrievals.document "
+        "LEFT JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count "
+        "AND chunks.id = retrievals.chunk WHERE query = ? ORDER BY rank",
         (identifier,),
     ).fetchall()
-    shown = [one for one in found if one["owner"] is not None and permissions_of(one).permits(caller, one["owner"])]
+    shown = [
+        one
+        for one in found
+        if one["owner"] is not None
+        and caller.sees(one["collection"])
+        and permissions_of(one).permits(caller, one["owner"])
+    ]
     withheld = len(shown) < len(found)
     visible = {one["document"] for one in shown}
     quotes = db.execute("SELECT * FROM citations WHERE query = ? ORDER BY ordinal", (identifier,))
@@ -403,6 +429,16 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
         sentences=None if withheld else _stored_sentences(db, identifier),
         own=own,
     )
+
+
+def _own(caller: Caller, identifier: str, user: str | None) -> dict[str, Any]:
+    """The values for a query by its id that is the caller's own, also for `ASKED_WITHIN`."""
+    return {"id": identifier, "operator": caller.operator, "user": user, "collections": collections_of(caller)}
+
+
+def _is_own(db: sqlite3.Connection, caller: Caller, row: sqlite3.Row) -> bool:
+    query = f"SELECT 1 FROM queries WHERE id = :id AND (:operator OR user = :user) AND {ASKED_WITHIN}"  # noqa: S608
+    return db.execute(query, _own(caller, row["id"], _readable_user(caller))).fetchone() is not None
 
 
 def _shared_with(db: sqlite3.Connection, caller: Caller, row: sqlite3.Row) -> bool:

@@ -320,6 +320,23 @@ CREATE TABLE erased (
 CREATE TABLE backups (path TEXT PRIMARY KEY, made_at REAL NOT NULL) WITHOUT ROWID;
 """
 
+# Keys of before keep all rights; `grants` is null where the settings say who may use configured endpoints. The previous
+# secret of a rotated key is valid until `previous_until`. `key_collections` are those to which the asker's key was
+# restricted.
+KEY_RIGHTS = """
+ALTER TABLE keys ADD COLUMN scopes TEXT NOT NULL DEFAULT '["ask","read","ingest","admin"]';
+UPDATE keys SET scopes = '["ask","read","ingest"]' WHERE NOT operator;
+ALTER TABLE keys ADD COLUMN collections TEXT;
+ALTER TABLE keys ADD COLUMN grants TEXT;
+ALTER TABLE keys ADD COLUMN limits TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE keys ADD COLUMN expires_at REAL;
+ALTER TABLE keys ADD COLUMN last_used_at REAL;
+ALTER TABLE keys ADD COLUMN previous_hash TEXT;
+ALTER TABLE keys ADD COLUMN previous_until REAL;
+CREATE INDEX keys_by_previous_hash ON keys (previous_hash) WHERE previous_hash IS NOT NULL;
+ALTER TABLE queries ADD COLUMN key_collections TEXT;
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -330,4 +347,5 @@ MIGRATIONS = (
     PAGE_STARTS,
     LATER_PAGES,
     ERASURES,
+    KEY_RIGHTS,
 )

@@ -179,7 +179,7 @@ async function keys(body) {
           "table",
           { class: "data" },
           h("caption", { class: "unseen" }, "API keys"),
-          h("thead", null, h("tr", null, column("User"), column("Groups", "wide"), column("Note", "wide"), column("Made", "wide"), column("State"), h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions")))),
+          h("thead", null, h("tr", null, column("User"), column("Groups", "wide"), column("Note", "wide"), column("Rights", "wide"), column("Last used", "wide"), column("State"), h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions")))),
           h("tbody", null, found.map((one) => keyRow(one, body))),
         )
       : empty("No keys", "Make one for each person or program that asks from another machine."),
@@ -193,10 +193,16 @@ function keyRow(one, body) {
     h("th", { scope: "row" }, one.user, " ", one.operator ? h("span", { class: "badge open" }, "Operator") : null, h("span", { class: "key-id hint" }, one.id), h("span", { class: "narrow hint" }, [...one.groups, one.note].filter(Boolean).join(" · "))),
     h("td", { class: "wide" }, one.groups.join(", ") || "–"),
     h("td", { class: "wide" }, one.note || "–"),
-    h("td", { class: "wide" }, ago(one.created_at)),
-    h("td", null, one.revoked_at ? ["Revoked ", ago(one.revoked_at)] : one.current ? h("span", { class: "badge good" }, "You use this one") : "Valid"),
+    h("td", { class: "wide" }, rightsOf(one)),
+    h("td", { class: "wide" }, one.last_used_at ? ago(one.last_used_at) : "–"),
+    h("td", null, one.state === "expired" ? ["Expired ", ago(one.expires_at)] : one.revoked_at ? ["Revoked ", ago(one.revoked_at)] : one.current ? h("span", { class: "badge good" }, "You use this one") : one.expires_at ? `Valid until ${one.expires_at.slice(0, 10)}` : "Valid"),
     h("td", { class: "row-actions" }, one.revoked_at ? null : button("Revoke", () => revoke(one, body), { kind: "quiet danger", "aria-label": `Revoke key ${one.id} of ${one.user}` })),
   );
+}
+
+function rightsOf(one) {
+  const collections = one.collections && `only ${one.collections.map((each) => each.name).join(", ") || "deleted collections"}`;
+  return [one.scopes.join(", "), collections, one.grants?.length ? `uses ${one.grants.join(", ")}` : null].filter(Boolean).join(" · ");
 }
 
 function newKey(body) {
@@ -204,11 +210,19 @@ function newKey(body) {
   const groups = h("input", { autocomplete: "off", placeholder: "hr, legal" });
   const note = h("input", { maxlength: 200, autocomplete: "off", placeholder: "laptop" });
   const operator = h("input", { type: "checkbox" });
+  const expires = h("input", { type: "date" });
+  const collections = h("input", { autocomplete: "off", placeholder: "handbook" });
+  const grants = h("input", { autocomplete: "off", placeholder: "source:wiki, planner" });
+  const names = (input) => input.value.split(",").map((one) => one.trim()).filter(Boolean);
+  const named = (input) => (names(input).length ? names(input) : null);
   const failed = h("div", { role: "alert" });
   const submit = async (event) => {
     event.preventDefault();
     try {
-      const made = await post("/v1/keys", { user: user.value.trim(), groups: groups.value.split(",").map((one) => one.trim()).filter(Boolean), operator: operator.checked, note: note.value.trim() });
+      const made = await post("/v1/keys", {
+        ...{ user: user.value.trim(), groups: names(groups), operator: operator.checked, note: note.value.trim() },
+        ...{ collections: named(collections), grants: named(grants), expires_at: expires.value ? `${expires.value}T23:59:59Z` : null },
+      });
       box.close();
       showKey(made);
       keys(body);
@@ -224,6 +238,9 @@ function newKey(body) {
       field("User", user, "Documents that this user adds belong to this name."),
       field("Groups (optional)", groups, "Names, with commas between them. They open documents that are restricted to groups."),
       field("Note (optional)", note, "What the key is for."),
+      field("Only these collections (optional)", collections, "Others do not exist for the key."),
+      field("Configured endpoints (optional)", grants, "source:NAME, mcp:NAME, model:NAME, planner, or all. Without any, it uses none."),
+      field("Expires (optional)", expires, "It works until the end of this day (UTC)."),
       h("label", { class: "option" }, operator, h("span", null, "Operator: may change sources, keys and everything else")),
       failed,
       h("div", { class: "row end" }, button("Cancel", () => box.close()), h("button", { type: "submit", class: "button primary" }, "Make the key")),
