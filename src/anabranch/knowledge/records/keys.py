@@ -7,8 +7,10 @@ from hashlib import sha256
 
 import msgspec
 
+from anabranch.domain.audit import GROUP, USER, AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import as_json
 
 PREFIX = "ab_"
@@ -37,7 +39,9 @@ def create(
         "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
         (identifier, _hash(secret), user, as_json(groups), operator, note, time.time()),
     )
-    return next(key for key in listed(db) if key.id == identifier), secret
+    created = next(key for key in listed(db) if key.id == identifier)
+    _record(db, "created", created)
+    return created, secret
 
 
 def find(db: sqlite3.Connection, secret: str) -> ApiKey | None:
@@ -55,8 +59,24 @@ def valid(db: sqlite3.Connection) -> set[str]:
 
 
 def revoke(db: sqlite3.Connection, identifier: str) -> bool:
-    query = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
-    return db.execute(query, (time.time(), identifier)).rowcount == 1
+    query = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL RETURNING *"
+    revoked = [_key(row) for row in db.execute(query, (time.time(), identifier)).fetchall()]
+    for key in revoked:
+        _record(db, "revoked", key)
+    return bool(revoked)
+
+
+def _record(db: sqlite3.Connection, what: str, key: ApiKey) -> None:
+    audit.append(
+        db,
+        AuditEntry(
+            action=f"key.{what}",
+            object=f"key:{key.id}",
+            name=f"{USER}{key.user}",
+            granted=tuple(f"{GROUP}{name}" for name in key.groups),
+            details={"operator": key.operator},
+        ),
+    )
 
 
 def _hash(secret: str) -> str:

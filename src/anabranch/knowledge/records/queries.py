@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
+from anabranch.domain.audit import USER, AuditEntry
 from anabranch.domain.model import Passage, Scores, Value
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Rating
+from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.documents import VISIBLE, permissions_of, visible_to
 
@@ -295,6 +297,7 @@ def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, com
         "responses WHERE feedback IS NOT NULL), 0)) WHERE query = ?",
         (rating, comment, time.time_ns() // 1_000, query),
     )
+    audit.append(db, AuditEntry(action="query.rated", object=f"query:{query}", details={"rating": rating}))
     return Rated(surface=row["surface"], first=row["feedback"] is None)
 
 
@@ -304,6 +307,8 @@ def share(db: sqlite3.Connection, caller: Caller, identifier: str, *, shared: bo
         "UPDATE queries SET shared = ? WHERE id = ? AND (? OR user = ?)",
         (shared, identifier, caller.operator, _readable_user(caller)),
     )
+    if changed.rowcount == 1:
+        audit.append(db, AuditEntry(action=f"query.{'shared' if shared else 'unshared'}", object=f"query:{identifier}"))
     return changed.rowcount == 1
 
 
@@ -532,6 +537,10 @@ def forget(db: sqlite3.Connection, days: float, user: str | None = None, *, coun
     if counts:
         db.execute("DELETE FROM query_counts WHERE day * ? < ? AND (? IS NULL OR user = ?)", (DAY_S, limit, user, user))
     db.execute("DELETE FROM query_counts WHERE day <= ?", (_day(time.time()) - COUNTED_DAYS,))
+    if old or counts:
+        granted = () if user is None else (f"{USER}{user}",)
+        details = {"count": len(old), "older_than_days": days}
+        audit.append(db, AuditEntry(action="queries.deleted", granted=granted, details=details))
     return len(old)
 
 
