@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ def filled(database: Database, count: int = 30) -> None:
         entry = AuditEntry(action="document.added", object=f"document:{number}", name=f"Title {number}")
         granted = AuditEntry(action="key.created", object="key:1", name="user:erin", granted=("group:staff",))
         by = Actor(name=f"user:{number % 3}", address=f"192.0.2.{number % 5}", surface="http")
-        database.writing(lambda db, entry=entry, by=by: audit.append(db, entry, by))
-        database.writing(lambda db, by=by, granted=granted: audit.append(db, granted, by))
+        database.writing(partial(audit.append, entry=entry, by=by))
+        database.writing(partial(audit.append, entry=granted, by=by))
 
 
 def records(database: Database, **wanted: Any) -> list[AuditRecord]:

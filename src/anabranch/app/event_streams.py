@@ -64,9 +64,9 @@ class EventStreams(Value):
 
 
 class Timing(Value):
-    """Intervals that no setting changes: of the planner, the log in Redis, callbacks, and the checks for revoked keys
-    and for sources that another worker has added. `retry_ms` is when a disconnected client reconnects: a range, as
-    clients lost together must not return together."""
+    """Intervals that no setting changes: of the planner, the log in Redis, callbacks, the checks for revoked keys and
+    for sources that another worker has added, and the records of refusals. `retry_ms` is when a disconnected client
+    reconnects: a range, as clients lost together must not return together."""
 
     planner: PlannerTiming = PlannerTiming()
     log: RedisLogTiming = RedisLogTiming()
@@ -74,6 +74,7 @@ class Timing(Value):
     tend_every_s: float = 5.0
     keys_every_s: float = EVERY_S
     sources_every_s: float = 2.0
+    refusals_every_s: float = 60.0
     retry_ms: tuple[int, int] = (1_000, 3_000)
 
 

@@ -17,6 +17,7 @@ from anabranch.app.publishing import Publishing
 from anabranch.app.query_log import QueryLog
 from anabranch.app.questions import Questions
 from anabranch.app.recording_folder import RecordingFolder
+from anabranch.app.refusals import Refusals
 from anabranch.app.revocations import Revocations
 from anabranch.app.runs import Runs
 from anabranch.app.source_check import SourceCheck
@@ -119,6 +120,7 @@ class Parts(NamedTuple):
     publishing: Publishing
     hub_tokens: "Callable[[], HubTokens]"
     revocations: Revocations
+    refusals: Refusals
     streams: EventStreams
     servers: McpServers
     catalog: EndpointCatalog
@@ -140,7 +142,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         knowledge = _knowledge(settings, outbound, policies, role)
         leaving.push_async_callback(knowledge.close)
         resilience, run = policies.resilience, policies.computing.run
-        configured = _configured(settings, outbound, policies, clock, telemetry, role)
+        configured = _configured(settings, outbound, policies, knowledge, clock, telemetry, role)
         servers, catalog = await leaving.enter_async_context(configured)
         evidence = await leaving.enter_async_context(evidence_for(settings, clock, telemetry, run))
         judge = judge_for(settings, evidence) if evidence is not None else None
@@ -157,6 +159,8 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         query_log = QueryLog(knowledge, telemetry, enabled=keeps, counting=role.log_queries)
         revocations = Revocations(lambda: _valid_keys(knowledge), every_s=role.timing.keys_every_s)
         leaving.push_async_callback(revocations.close)
+        refusals = Refusals(knowledge, role.timing.refusals_every_s)
+        leaving.push_async_callback(refusals.close)
         answerer = policies.cached(pipeline, knowledge)
         recorded = partial(_recorded, settings, endpoints, clock, telemetry, evidence, claims)
         recordings = _recordings(settings, recorded, telemetry, role)
@@ -175,6 +179,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             publishing=Publishing(settings, knowledge, directory, pipeline, clock, telemetry),
             hub_tokens=cache(partial(_hub_tokens, settings, outbound, clock)),
             revocations=revocations,
+            refusals=refusals,
             streams=streams,
             servers=servers,
             catalog=catalog,
@@ -186,11 +191,19 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
 
 @asynccontextmanager
 async def _configured(
-    settings: Settings, outbound: Outbound, policies: Policies, clock: Clock, telemetry: Telemetry, role: Role
+    settings: Settings,
+    outbound: Outbound,
+    policies: Policies,
+    knowledge: KnowledgeOpener,
+    clock: Clock,
+    telemetry: Telemetry,
+    role: Role,
 ) -> AsyncIterator[tuple[McpServers, EndpointCatalog]]:
     """The MCP servers, and all that is configured; a server notices what other workers add."""
     servers = McpServers(settings, outbound=outbound, resilience=policies.resilience, clock=clock, telemetry=telemetry)
-    catalog = EndpointCatalog(settings, servers, AddedSourcesFile(folder_of(settings), replace_file), telemetry)
+    catalog = EndpointCatalog(
+        settings, servers, AddedSourcesFile(folder_of(settings), replace_file), telemetry, knowledge.recorded
+    )
     try:
         await catalog.refresh()
         if role.streaming:

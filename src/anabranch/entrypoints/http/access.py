@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import Scope
 
 from anabranch.app.anabranch import Anabranch
+from anabranch.domain.audit import GUEST, OPERATOR, USER, Actor
 from anabranch.domain.errors import AnabranchError, Forbidden, Unauthorized
 from anabranch.domain.model import Context
 from anabranch.domain.shares import LOCAL, Claimant
@@ -182,6 +183,18 @@ class Access:
         if self._is_local(scope):
             return LOCAL
         return Claimant(name=f"address:{address_block(self.address(scope) or '')}", known=caller.operator)
+
+    def actor(self, scope: Scope, caller: Caller, surface: str) -> Actor:
+        """The caller as the audit log records it."""
+        name = f"{USER}{caller.user}" if caller.user is not None else OPERATOR if caller.operator else GUEST
+        by_cookie = header(scope, b"authorization") is None and cookie(scope) is not None
+        return Actor(
+            name=name,
+            address=self.address(scope) or "",
+            surface=surface or ("page" if by_cookie else "api"),
+            key=caller.key or "",
+            request=scope["correlation_id"],
+        )
 
     def is_https(self, scope: Scope) -> bool:
         """Whether the request came over HTTPS, to this server or to a trusted proxy before it."""
