@@ -34,7 +34,7 @@ class Anabranch:
         self.query_log = parts.query_log
         self.runs = parts.runs
         self.revocations = parts.revocations
-        self.refusals = parts.refusals
+        self.refused = parts.refusals.add
         self.timing = parts.timing
         self.catalog = parts.catalog
         self.listing = parts.listing

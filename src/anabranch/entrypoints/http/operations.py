@@ -307,7 +307,7 @@ class RequestLoop:
             self._anabranch.runs.rejected(call.surface, dialect.counted_as(refusal))
         if operation is not None and _is_refused_access(refusal, operation):
             by = self._actor_of(call.scope, call.caller, call.surface)
-            self._anabranch.refusals.add(by, operation.name, refusal.code)
+            self._anabranch.refused(by, operation.name, refusal.code)
         return refusal, dialect
 
 
