@@ -279,6 +279,7 @@ class RequestLoop:
             await send_response(call.send, status, body, [JSON, *PRIVATE, *refusal_headers(refusal, status)])
 
     async def _answer(self, call: Call[Any], operation: Operation[Any]) -> None:
+        acting.set(partial(self._actor_of, call.scope, call.caller, call.surface))
         if operation.admission:
             await self._anabranch.runs.check(operation.surface)
         if operation.identify is not None:
@@ -306,8 +307,7 @@ class RequestLoop:
         elif call.surface and not call.counted:
             self._anabranch.runs.rejected(call.surface, dialect.counted_as(refusal))
         if operation is not None and _is_refused_access(refusal, operation):
-            by = self._actor_of(call.scope, call.caller, call.surface)
-            self._anabranch.refused(by, operation.name, refusal.code)
+            self._anabranch.refused(acting.get()(), operation.name, refusal.code)
         return refusal, dialect
 
 
