@@ -117,9 +117,10 @@ async def indexing(settings: Settings) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def library(folder: Path, models_dir: Path, *, timing: Timing = Timing(), **given: Any) -> AsyncIterator[Library]:
+async def library(folder: Path, models_dir: Path, **given: Any) -> AsyncIterator[Library]:
     """A server of its own, with a key for everybody. Documents are indexed in this process, unless the folder's lock is
     taken already."""
+    timing = given.pop("timing", Timing())
     settings = _settings(folder, models_dir, given)
     async with (
         nullcontext() if is_indexed(folder) else indexing(settings),

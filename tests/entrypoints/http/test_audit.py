@@ -204,7 +204,7 @@ async def test_a_flood_of_refusals_is_a_bounded_number_of_records(tmp_path: Path
         assert sum(one.details["count"] for one in later) == 100
 
 
-def refused_in(folder: Path, **wanted: str) -> list[AuditRecord]:
+def refused_in(folder: Path, **wanted: Any) -> list[AuditRecord]:
     database = Database.open(folder)
     try:
         chosen = AuditFilter(action="access.refused", **wanted)
