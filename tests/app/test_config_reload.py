@@ -10,6 +10,7 @@ import pytest
 
 from anabranch.app.config_reload import ConfigReload
 from anabranch.configuration.settings import load
+from anabranch.domain.audit import AuditEntry
 from anabranch.domain.mcp import Aggregation, McpServer
 from anabranch.telemetry.log import Log
 
@@ -45,10 +46,14 @@ class Node:
         self.log = RecordedLog()
         self.taken: list[tuple[Mapping[str, McpServer], Aggregation]] = []
         self.broken: Exception | None = None
-        self.reloading = ConfigReload(load({}, path), self._take, self.log, lambda: load({}, path))
+        self.audited: list[AuditEntry] = []
+        self.reloading = ConfigReload(load({}, path), self._take, self.log, lambda: load({}, path), self._record)
 
     def write(self, text: str) -> None:
         self.path.write_text(text, encoding="utf-8")
+
+    async def _record(self, entry: AuditEntry) -> None:
+        self.audited.append(entry)
 
     async def _take(self, servers: Mapping[str, McpServer], aggregation: Aggregation) -> None:
         if self.broken is not None:
@@ -85,6 +90,9 @@ async def test_a_reload_applies_and_logs_the_changes(node: Node) -> None:
     assert list(servers) == ["memory", "docs", "new"]
     assert servers["memory"].env == {"KEY": "hush-hush"}
     assert aggregation.default_max_results == 50
+    [entry] = node.audited
+    assert (entry.action, entry.outcome) == ("configuration.reloaded", "done")
+    assert entry.details == line[1]
 
 
 async def test_each_reload_is_compared_with_the_previous_one(node: Node) -> None:
@@ -113,6 +121,7 @@ async def test_an_invalid_configuration_file_changes_nothing(
     assert event == "configuration_refused"
     assert said in reason["reason"]
     assert node.taken == []
+    assert [(entry.outcome, entry.details) for entry in node.audited] == [("failed", {})]
     assert await node.again(BEFORE) == reloaded()
 
 

@@ -76,6 +76,8 @@ DEFAULTS: dict[str, object] = {
     "min_faithfulness": None,
     "query_log_days": 30,
     "erase_after": 86_400.0,
+    "audit_days": 365,
+    "audit_otlp": False,
     "recordings_dir": None,
     "recordings_keep": 100,
     "embedding_url": None,
@@ -207,6 +209,8 @@ EFFECTS = {
     "test_an_answer_below_the_minimum_is_withheld_and_a_streamed_one_is_flagged",
     "query_log_days": "configuration/test_knowledge_settings.py::test_query_log_days",
     "erase_after": "entrypoints/http/test_erasure.py::test_deleting_says_when_the_text_is_erased_and_then_it_is",
+    "audit_days": "configuration/test_audit_settings.py::test_records_older_than_audit_days_are_deleted",
+    "audit_otlp": "configuration/test_audit_settings.py::test_audit_otlp_sends_records_to_the_collector",
     "recordings_dir": f"{RECORDINGS}test_the_runs_of_a_server_are_recorded_and_replay",
     "recordings_keep": f"{RECORDINGS}test_the_oldest_recordings_are_deleted",
     "embedding_url": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
@@ -371,6 +375,8 @@ WRONG = {
     "recordings_keep": NO_COUNT,
     "erase_after": ["garbage", "-1", "nan", "inf", "1e400", "2592001", "[1]", "null"],
     "query_log_days": ["garbage", "-1", "nan", "inf", "1e400", "1.5", "36501", "[1]", "null"],
+    "audit_days": ["garbage", "-1", "0", "nan", "inf", "1e400", "1.5", "36501", "[1]", "null"],
+    "audit_otlp": NO_FLAG,
     "embedding_url": NO_URL,
     "embedding_window": NO_COUNT,
     "embedding_threads": NO_COUNT,
@@ -589,7 +595,7 @@ def test_default_top_k_cannot_be_over_the_maximum() -> None:
 
 @pytest.mark.parametrize(("name", "needed"), NEEDS.items())
 def test_a_setting_that_needs_another_says_so(name: str, needed: str) -> None:
-    values = {"embedding_url": "http://host", "analytics_otlp": "true"}
+    values = {"embedding_url": "http://host", "analytics_otlp": "true", "audit_otlp": "true"}
     with pytest.raises(ConfigurationError) as caught:
         loaded(**{name.upper(): values.get(name, "some-text")})
     assert str(caught.value) == f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set."

@@ -15,6 +15,7 @@ import jwt
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from anabranch.app.event_streams import Timing
 from anabranch.app.indexer import indexer
 from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.cli.resources import alone, is_indexed
@@ -119,8 +120,12 @@ async def indexing(settings: Settings) -> AsyncIterator[None]:
 async def library(folder: Path, models_dir: Path, **given: Any) -> AsyncIterator[Library]:
     """A server of its own, with a key for everybody. Documents are indexed in this process, unless the folder's lock is
     taken already."""
+    timing = given.pop("timing", Timing())
     settings = _settings(folder, models_dir, given)
-    async with nullcontext() if is_indexed(folder) else indexing(settings), _library(folder, settings) as opened:
+    async with (
+        nullcontext() if is_indexed(folder) else indexing(settings),
+        _library(folder, settings, timing) as opened,
+    ):
         yield opened
 
 
@@ -138,14 +143,14 @@ def _settings(folder: Path, models_dir: Path, given: Mapping[str, Any]) -> Setti
 
 
 @asynccontextmanager
-async def _library(folder: Path, settings: Settings) -> AsyncIterator[Library]:
+async def _library(folder: Path, settings: Settings, timing: Timing = Timing()) -> AsyncIterator[Library]:
     database = Database.open(folder)
     try:
         secrets = {name: _secret(database, user=name, groups=groups) for name, groups in PEOPLE.items()}
         secrets["root"] = _secret(database, user="root", operator=True)
     finally:
         database.close()
-    async with running(settings) as server:
+    async with running(settings, timing=timing) as server:
         yield Library(server, folder, secrets)
 
 

@@ -12,6 +12,7 @@ from anabranch.app.event_streams import Timing
 from anabranch.app.planner import Planner
 from anabranch.app.revocations import Revocations
 from anabranch.configuration.settings import Settings
+from anabranch.domain.audit import Actor
 from anabranch.domain.contracts import Watch
 from anabranch.domain.errors import FailureKind, StreamUnavailable, UpstreamError
 from anabranch.domain.eventlog import Entry, Page
@@ -120,6 +121,9 @@ class House:
 
     def rejected(self, surface: str, code: str) -> None:
         self.refusals[code] += 1
+
+    def refused(self, by: Actor, operation: str, code: str) -> None:
+        """There is no audit log."""
 
     def context(self, **given: Any) -> Context:
         return Context(deadline=asyncio.get_running_loop().time() + PATIENCE_S, **given)

@@ -108,7 +108,7 @@ class Simulation:
         house = cast("Anabranch", House(settings, self.planner))
         access = Access(house)
         surface = PlannerSurface(house, access, ShutdownEvent(), ShutdownEvent())
-        self.app = RequestLoop(house, surface.operations(), configured_log(settings), access.claimant)
+        self.app = RequestLoop(house, surface.operations(), configured_log(settings), access.claimant, access.actor)
 
     async def _notify(self, url: str, body: bytes) -> None:
         self.figures["notices"] += 1

@@ -9,6 +9,7 @@ from anabranch.app.aggregator import OnReply
 from anabranch.app.event_streams import Timing
 from anabranch.app.wiring import Parts, Role, wired
 from anabranch.configuration.settings import Settings, load
+from anabranch.domain.audit import AuditEntry
 from anabranch.domain.contracts import Telemetry
 from anabranch.domain.errors import Unauthorized
 from anabranch.domain.events import AnswerEvent
@@ -37,6 +38,7 @@ class Anabranch:
         self.runs = parts.runs
         self.limits = parts.limits
         self.revocations = parts.revocations
+        self.refused = parts.refusals.add
         self.timing = parts.timing
         self.catalog = parts.catalog
         self.listing = parts.listing
@@ -202,6 +204,10 @@ class Anabranch:
     async def warm(self) -> None:
         """Start to connect to the MCP servers, so that the first question finds them ready."""
         self._parts.servers.pool.warm()
+
+    async def record(self, entry: AuditEntry) -> None:
+        """Add to the audit log what changes nothing in the records, if there are records."""
+        await self.knowledge.recorded(entry, lambda: None)
 
     async def reconfigure(self, servers: Mapping[str, McpServer], aggregation: Aggregation) -> None:
         """Use these MCP servers of the file, besides those added over the API, and these aggregation settings from now

@@ -2,7 +2,8 @@
 API."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from anabranch.app.mcp_servers import McpServers
@@ -17,12 +18,16 @@ from anabranch.configuration.added_sources import (
 )
 from anabranch.configuration.mcp_servers import RESERVED
 from anabranch.configuration.settings import Settings
+from anabranch.domain.audit import AuditEntry
 from anabranch.domain.contracts import Telemetry
 from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
 from anabranch.domain.mcp import Aggregation, McpServer
 from anabranch.domain.model import Endpoint
 from anabranch.domain.signals import AddedSourcesUnreadable
 from anabranch.network import redaction
+
+# Makes a change, with its record in the audit log.
+Recorded = Callable[[AuditEntry, Callable[[], AddedSources]], Awaitable[AddedSources]]
 
 EVERY_S = 2.0
 # Names with a meaning in requests.
@@ -33,11 +38,14 @@ class EndpointCatalog:
     """The configured endpoints by name: those of the file first. An added one whose name the file has, too, is not used
     until it is renamed there. `note` says why the added ones cannot be read, if they cannot."""
 
-    def __init__(self, settings: Settings, servers: McpServers, file: AddedSourcesFile, telemetry: Telemetry) -> None:
+    def __init__(
+        self, settings: Settings, servers: McpServers, file: AddedSourcesFile, telemetry: Telemetry, recorded: Recorded
+    ) -> None:
         self._settings = settings
         self._servers = servers
         self._file = file
         self._telemetry = telemetry
+        self._recorded = recorded
         self._file_servers: Mapping[str, McpServer] = settings.mcp_servers
         self._stamp: Stamp = None
         self._changing = asyncio.Lock()
@@ -112,7 +120,7 @@ class EndpointCatalog:
                 raise Conflict(f"{MAX_ADDED} sources were added, which is the limit; remove one first.")
             return blocks.adding(block, name, entry)
 
-        await self._change(adding)
+        await self._change(adding, AuditEntry(action="source.added", object=f"source:{name}", details={"block": block}))
 
     async def remove(self, name: str) -> None:
         if name not in self.added.names:
@@ -121,12 +129,14 @@ class EndpointCatalog:
             if name in self.file_names:
                 raise Conflict(f"{name!r} is configured in anabranch.yaml: remove it there.")
             raise NotFound(f"There is no source {name!r} that was added here.")
-        await self._change(lambda blocks: blocks.without(name))
+        await self._change(
+            lambda blocks: blocks.without(name), AuditEntry(action="source.removed", object=f"source:{name}")
+        )
 
-    async def _change(self, change: Callable[[AddedBlocks], AddedBlocks]) -> None:
+    async def _change(self, change: Callable[[AddedBlocks], AddedBlocks], entry: AuditEntry) -> None:
         async with self._changing:
             try:
-                self._use(await asyncio.to_thread(self._file.change, change))
+                self._use(await self._recorded(entry, partial(self._file.change, change)))
             except ConfigurationError as error:
                 raise Conflict(f"{error.message} Nothing was changed.") from None
             self._stamp = await asyncio.to_thread(self._file.stamp)

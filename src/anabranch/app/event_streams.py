@@ -69,8 +69,9 @@ class EventStreams(Value):
 
 class Timing(Value):
     """Intervals that no setting changes: of the planner, the log in Redis, callbacks, the checks for revoked keys, for
-    sources that another worker has added and for what was erased, and the writing of when keys were used. `retry_ms` is
-    when a disconnected client reconnects: a range, as clients lost together must not return together."""
+    sources that another worker has added and for what was erased, and the writing of when keys were used and of what
+    was refused. `retry_ms` is when a disconnected client reconnects: a range, as clients lost together must not return
+    together."""
 
     planner: PlannerTiming = PlannerTiming()
     log: RedisLogTiming = RedisLogTiming()
@@ -80,6 +81,7 @@ class Timing(Value):
     key_use_every_s: float = USED_EVERY_S
     sources_every_s: float = 2.0
     erasures_every_s: float = 2.0
+    refusals_every_s: float = 60.0
     retry_ms: tuple[int, int] = (1_000, 3_000)
 
 

@@ -10,10 +10,12 @@ from functools import partial
 
 import msgspec
 
+from anabranch.app.audit_reader import reading_audit_log
 from anabranch.app.erasure import eraser_for
 from anabranch.app.knowledge_opener import folder_of
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
+from anabranch.domain.audit import SERVER, acting, on_this_machine
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError, UpstreamError
 from anabranch.knowledge.index.reader import Generations
@@ -24,7 +26,7 @@ from anabranch.knowledge.parse import ParseLimits, Sandbox
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Database
 from anabranch.models.factory import embedder_for
-from anabranch.telemetry.log import configured_log
+from anabranch.telemetry.log import Log, configured_log
 
 FETCH_S = 60.0
 NICE = 5
@@ -72,8 +74,9 @@ async def fetch_document(outbound: Outbound, url: str) -> Fetched:
         raise Unprocessable(f"The address cannot be fetched. {error.described(with_address=True)}") from error
 
 
-async def run(settings: Settings) -> None:
-    async with indexer(settings) as opened:
+async def run(settings: Settings, log: Log) -> None:
+    acting.set(partial(on_this_machine, "indexer", SERVER))
+    async with indexer(settings) as opened, reading_audit_log(settings, log):
         work = asyncio.create_task(opened.run())
         loop = asyncio.get_running_loop()
 
@@ -94,7 +97,7 @@ def main() -> None:
         os.nice(NICE)  # questions have priority over indexing
     log.info("indexer_started", data_dir=settings.data_dir)
     try:
-        asyncio.run(run(settings))
+        asyncio.run(run(settings, log))
     except AnabranchError as error:
         log.warning("indexer_failed", error=error.message)
         sys.exit(1)

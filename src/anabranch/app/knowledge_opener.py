@@ -7,12 +7,13 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, closing, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
+from anabranch.domain.audit import AuditEntry
 from anabranch.domain.contracts import Embedder, Outbound, RunInThread
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.domain.model import Context, Query, Question
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # A question ends within its time limit; then its answer is written.
 WRITING_S = 10.0
+T = TypeVar("T")
+
 INDEXER = (sys.executable, "-m", "anabranch.app.indexer")
 
 
@@ -84,6 +87,12 @@ class KnowledgeOpener:
     async def existing(self) -> "Knowledge | None":
         """The Knowledge, if the data folder has records: asking creates none."""
         return await self() if self.exists else None
+
+    async def recorded(self, entry: AuditEntry, change: Callable[[], T]) -> T:
+        """Make a change outside of the records, with its record in the audit log if the data folder has records."""
+        if not self.exists:
+            return await asyncio.to_thread(change)
+        return await (await self()).recorded(entry, change)
 
     async def seen(self, question: Question, context: Context) -> str | None:
         """A hash of the documents that a question to all collections can find; None for other questions."""

@@ -20,6 +20,7 @@ from anabranch.app.publishing import Publishing
 from anabranch.app.query_log import QueryLog
 from anabranch.app.questions import Questions
 from anabranch.app.recording_folder import RecordingFolder
+from anabranch.app.refusals import Refusals
 from anabranch.app.revocations import Revocations
 from anabranch.app.runs import Runs
 from anabranch.app.source_check import SourceCheck
@@ -123,6 +124,7 @@ class Parts(NamedTuple):
     hub_tokens: "Callable[[], HubTokens]"
     revocations: Revocations
     key_use: KeyUse
+    refusals: Refusals
     streams: EventStreams
     limits: CallerLimits
     servers: McpServers
@@ -145,7 +147,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         knowledge = _knowledge(settings, outbound, policies, role)
         leaving.push_async_callback(knowledge.close)
         resilience, run = policies.resilience, policies.computing.run
-        configured = _configured(settings, outbound, policies, clock, telemetry, role)
+        configured = _configured(settings, outbound, policies, knowledge, clock, telemetry, role)
         servers, catalog = await leaving.enter_async_context(configured)
         evidence = await leaving.enter_async_context(evidence_for(settings, clock, telemetry, run))
         judge = judge_for(settings, evidence) if evidence is not None else None
@@ -164,6 +166,8 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         leaving.push_async_callback(revocations.close)
         key_use = KeyUse(lambda moments: _keys_used(knowledge, moments), every_s=role.timing.key_use_every_s)
         leaving.push_async_callback(key_use.close)
+        refusals = Refusals(knowledge, role.timing.refusals_every_s)
+        leaving.push_async_callback(refusals.close)
         answerer = policies.cached(pipeline, knowledge)
         recorded = partial(_recorded, settings, endpoints, clock, telemetry, evidence, claims)
         recordings = _recordings(settings, recorded, telemetry, role)
@@ -185,6 +189,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             hub_tokens=cache(partial(_hub_tokens, settings, outbound, clock)),
             revocations=revocations,
             key_use=key_use,
+            refusals=refusals,
             streams=streams,
             limits=CallerLimits(policies.limits, policies.shares, streams.bytes_held_by),
             servers=servers,
@@ -197,11 +202,19 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
 
 @asynccontextmanager
 async def _configured(
-    settings: Settings, outbound: Outbound, policies: Policies, clock: Clock, telemetry: Telemetry, role: Role
+    settings: Settings,
+    outbound: Outbound,
+    policies: Policies,
+    knowledge: KnowledgeOpener,
+    clock: Clock,
+    telemetry: Telemetry,
+    role: Role,
 ) -> AsyncIterator[tuple[McpServers, EndpointCatalog]]:
     """The MCP servers, and all that is configured; a server notices what other workers add."""
     servers = McpServers(settings, outbound=outbound, resilience=policies.resilience, clock=clock, telemetry=telemetry)
-    catalog = EndpointCatalog(settings, servers, AddedSourcesFile(folder_of(settings), replace_file), telemetry)
+    catalog = EndpointCatalog(
+        settings, servers, AddedSourcesFile(folder_of(settings), replace_file), telemetry, knowledge.recorded
+    )
     try:
         await catalog.refresh()
         if role.streaming:

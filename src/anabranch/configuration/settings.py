@@ -129,6 +129,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     verifier_api_key: Text | None = None
     query_log_days: Annotated[int, Meta(ge=0, le=36_500, description="a number of days from 0 to 36,500")] = 30
     erase_after: Annotated[float, Meta(ge=0, le=2_592_000, description="seconds from 0 to 2,592,000")] = 86_400.0
+    audit_days: Annotated[int, Meta(ge=1, le=36_500, description="a number of days from 1 to 36,500")] = 365
+    audit_otlp: Flag = False
     recordings_dir: Folder | None = None
     recordings_keep: Count = 100
     embedding_url: Address | None = None
@@ -254,6 +256,7 @@ NEEDS = {
     "verifier_api_key": "verifier_url",
     "otlp_headers": "otlp_endpoint",
     "analytics_otlp": "otlp_endpoint",
+    "audit_otlp": "otlp_endpoint",
 }
 CHECKS: Mapping[str, Callable[[str], object]] = {
     "endpoint_allowlist": lambda entry: parse(entry) if "://" in entry else ip_network(entry, strict=False),

@@ -2,8 +2,8 @@
 the only process that does this and that writes the index; it holds the lock of the data folder."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from functools import partial
 from hashlib import sha256
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from anabranch.domain.audit import OPERATOR, USER, Actor, acting
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Embedding
@@ -101,7 +102,8 @@ class Ingestion:
             if first_vectors := next((vectors for _, _, vectors in results if vectors), None):
                 documents.require_embedder(db, self._embedder.name, len(first_vectors[0].vector) // 4)
             for claim, one, vectors in results:
-                _store(db, claim, one, vectors)
+                with _acting_for(claim):
+                    _store(db, claim, one, vectors)
             if any(isinstance(one, AnabranchError) for one in prepared):
                 jobs.bound_failed(db)
 
@@ -261,6 +263,17 @@ def _store(db: Connection, claim: Claim, prepared: Prepared, vectors: Sequence[E
             _complete(db, claim, "updated" if changed else "unchanged", document)
         case AnabranchError():
             jobs.finish(db, claim.key, "failed", keep_upload=True, error=prepared.message)
+
+
+@contextmanager
+def _acting_for(claim: Claim) -> Iterator[None]:
+    """What is stored is recorded as done by the owner of the job."""
+    name = f"{USER}{claim.owner}" if claim.owner else OPERATOR
+    before = acting.set(lambda: Actor(name=name, address="", surface="indexer", request=claim.job))
+    try:
+        yield
+    finally:
+        acting.reset(before)
 
 
 def _complete(db: Connection, claim: Claim, outcome: Outcome, stored: StoredDocument) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from anabranch.domain.audit import Actor, AuditEntry, AuditFilter, AuditRecord
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Filters, Passage, Query, Value
@@ -31,7 +32,7 @@ from anabranch.knowledge.model import (
     StoredChunk,
     StoredDocument,
 )
-from anabranch.knowledge.records import collections, documents, erasures, jobs, keys, queries
+from anabranch.knowledge.records import audit, collections, documents, erasures, jobs, keys, queries
 from anabranch.knowledge.records.collections import PublishedEndpoint
 from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.documents import Cursors
@@ -474,6 +475,29 @@ class Knowledge:
         """Let callers with a key read an entry of the caller's own, or no longer."""
         if not await self._database.write(lambda db: queries.share(db, caller, identifier, shared=shared)):
             raise NotFound(f"There is no query {identifier!r}.")
+
+    async def audit(self, entries: Sequence[tuple[AuditEntry, Actor]]) -> None:
+        """Record what changes nothing here."""
+
+        def write(db: Connection) -> None:
+            for entry, by in entries:
+                audit.append(db, entry, by)
+
+        await self._database.write(write)
+
+    async def recorded(self, entry: AuditEntry, change: Callable[[], T]) -> T:
+        """Make a change outside of the records, inside the transaction that records it: without the change there is no
+        record, and without a record no change."""
+
+        def write(db: Connection) -> T:
+            audit.append(db, entry)
+            return change()
+
+        return await self._database.write(write)
+
+    async def audit_records(self, wanted: AuditFilter, before: int | None, limit: int) -> list[AuditRecord]:
+        """A page of the audit log, newest first. The caller must be the operator."""
+        return await self._database.read(lambda db: audit.listed(db, wanted, before, limit))
 
     async def _with_catalog(self, work: Callable[[Connection, Catalog], T]) -> T:
         """Read the catalog and the records in one snapshot."""

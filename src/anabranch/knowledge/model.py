@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from anabranch.domain.audit import GROUP, USER
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import ChunkType, Context, Value
 from anabranch.domain.rights import UNRESTRICTED, Rights
@@ -112,6 +113,11 @@ class Permissions(Value):
     visibility: Visibility = "public"
     allowed_users: tuple[str, ...] = ()
     allowed_groups: tuple[str, ...] = ()
+
+    @property
+    def granted(self) -> tuple[str, ...]:
+        """The users and groups that are named, as the audit log has them."""
+        return (*(f"{USER}{name}" for name in self.allowed_users), *(f"{GROUP}{name}" for name in self.allowed_groups))
 
     def permits(self, caller: Caller, owner: str) -> bool:
         if caller.owns(owner) or self.visibility == "public":

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from functools import lru_cache
 from multiprocessing import parent_process
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from typing import Any, TextIO
 import msgspec
 
 from anabranch.configuration.settings import Settings
+from anabranch.domain.audit import AuditRecord
 from anabranch.domain.contracts import Attribute, Clock, Span, SystemClock
 from anabranch.domain.errors import Overloaded
 from anabranch.domain.events import (
@@ -426,6 +428,25 @@ class LoggedEvents(SilentTelemetry):
             return
         self._last_written[event] = now
         write(event, **fields, left_out=self._left_out.pop(event, 0))
+
+
+def audit_fields(record: AuditRecord) -> dict[str, str | int]:
+    """A record of the audit log as a log line or a collector gets it: without the names of documents and of those who
+    may see them, because what has left cannot be forgotten."""
+    return {
+        "seq": record.seq,
+        "at": f"{datetime.fromtimestamp(record.at, UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+        "action": record.action,
+        "outcome": record.outcome,
+        "actor": sentence(record.actor or ""),
+        "address": sentence(record.address or ""),
+        "surface": record.surface,
+        "key": record.key,
+        "request": record.request,
+        "object": sentence(record.object),
+        "details": json_line(dict(record.details)),
+        "hash": record.hash,
+    }
 
 
 def label(name: str) -> str:

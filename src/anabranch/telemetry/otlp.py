@@ -1,4 +1,5 @@
-"""Traces and breadcrumbs over OTLP, sent in background tasks: a slow or unreachable collector delays nothing."""
+"""Traces, breadcrumbs and the audit log over OTLP, sent in background tasks: a slow or unreachable collector delays
+nothing."""
 
 import asyncio
 import warnings
@@ -27,12 +28,13 @@ from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, set_spa
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from anabranch.configuration.settings import Settings
+from anabranch.domain.audit import AuditRecord
 from anabranch.domain.contracts import Attribute, Outbound, Telemetry
 from anabranch.domain.errors import Cancelled, ConfigurationError, UpstreamError
 from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import Breadcrumb
 from anabranch.telemetry.breadcrumbs import MAX_QUEUED, LostBreadcrumbs
-from anabranch.telemetry.log import Log
+from anabranch.telemetry.log import Log, audit_fields
 
 T = TypeVar("T")
 
@@ -40,6 +42,7 @@ MAX_QUEUED_SPANS = 2_048
 SPANS_PER_BATCH = 256
 CRUMBS_PER_BATCH = 512
 TRACES, LOGS = "/v1/traces", "/v1/logs"
+AUDIT_EVENT = "anabranch.audit"
 MAX_TEXT = 256
 ABOUT = {"service.name": "anabranch", "service.version": version("anabranch")}
 ERROR_TYPE = "error.type"
@@ -302,9 +305,16 @@ def _child_context(span: SpanContext, context: Context) -> Context:
 
 
 def encode_crumbs(batch: Sequence[Breadcrumb]) -> ExportLogsServiceRequest:
+    return _request([_record(crumb) for crumb in batch])
+
+
+def encode_audit(batch: Sequence[AuditRecord]) -> ExportLogsServiceRequest:
+    return _request([_audit_record(one) for one in batch])
+
+
+def _request(records: Sequence[LogRecord]) -> ExportLogsServiceRequest:
     logs = ScopeLogs(
-        scope=InstrumentationScope(name="anabranch", version=ABOUT["service.version"]),
-        log_records=[_record(crumb) for crumb in batch],
+        scope=InstrumentationScope(name="anabranch", version=ABOUT["service.version"]), log_records=records
     )
     resource = resource_pb2.Resource(attributes=[_attribute(name, value) for name, value in ABOUT.items()])
     return ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=resource, scope_logs=[logs])])
@@ -320,6 +330,18 @@ def _record(crumb: Breadcrumb) -> LogRecord:
         body=AnyValue(string_value=crumb.type),
         attributes=[_attribute(f"anabranch.{name}", value) for name, value in fields.items()],
         trace_id=_trace_id(fields.pop("trace_id", "")),
+    )
+
+
+def _audit_record(record: AuditRecord) -> LogRecord:
+    fields = {name: value for name, value in audit_fields(record).items() if value not in (None, "")}
+    return LogRecord(
+        time_unix_nano=round(record.at * 1_000_000) * 1_000,
+        severity_number=SeverityNumber.SEVERITY_NUMBER_INFO,
+        severity_text="INFO",
+        event_name=AUDIT_EVENT,
+        body=AnyValue(string_value=record.action),
+        attributes=[_attribute(f"anabranch.audit.{name}", value) for name, value in fields.items()],
     )
 
 

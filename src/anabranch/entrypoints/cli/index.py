@@ -8,9 +8,11 @@ import click
 
 from anabranch.app.knowledge_opener import folder_of
 from anabranch.configuration.settings import Settings
+from anabranch.domain.audit import AuditEntry
 from anabranch.entrypoints.cli.options import json_option, settings_option
 from anabranch.entrypoints.cli.resources import (
     alone,
+    audited,
     embedding,
     index_of,
     is_indexed,
@@ -78,7 +80,7 @@ def rebuild(embed: bool, as_json: bool, settings: Settings) -> None:
     """
     require_records(settings)
     require_model(settings)
-    with alone(folder_of(settings)):
+    with alone(folder_of(settings)), audited(settings, AuditEntry(action="index.rebuilt", details={"embed": embed})):
         embedded = asyncio.run(_rebuild(settings, embed=embed))
     found = _status(settings)
     line = f"The index holds {counted(sum(part['chunks'] for part in found['segments']), 'chunk')}."

@@ -12,6 +12,7 @@ from typing import cast
 
 import click
 
+from anabranch.domain.audit import acting, on_this_machine
 from anabranch.domain.errors import AnabranchError, ConfigurationError, InvalidQuestion
 from anabranch.entrypoints.cli.options import config_option
 
@@ -33,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "feedback": ("queries:feedback", "List the ratings of answers."),
     "erase": ("erase:command", "Erase a document or a user everywhere; without an option, list the erasures."),
     "index": ("index:group", "Show the state of the search index, or rebuild it."),
+    "audit": ("audit:group", "List, export and verify the audit log: who changed what."),
     "backup": ("records:backup", "Copy the records into FILE, also while a server runs."),
     "restore": ("records:restore", "Replace the records with FILE, a backup."),
     "models": ("models:group", "Install and list the models that run on this machine."),
@@ -121,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. A usage or configuration error is one sentence on standard error, not a traceback."""
     # The MCP library logs what `mcp servers` reports in its own words; without a handler, Python would print it.
     logging.getLogger("mcp").addHandler(logging.NullHandler())
+    acting.set(lambda: on_this_machine("cli"))
     try:
         sys.exit(commands(arguments, prog_name="anabranch", standalone_mode=False))
     except AnabranchError as error:

@@ -105,7 +105,9 @@ async def _serve(settings: Settings, config: Path | None) -> None:
         ):
             await anabranch.warm()
             server = StdioServer(anabranch, log)
-            async with on_hangup(ConfigReload(settings, server.reconfigure, log, lambda: load(file=config)).again):
+            async with on_hangup(
+                ConfigReload(settings, server.reconfigure, log, lambda: load(file=config), anabranch.record).again
+            ):
                 await server.serve()
     log.flush()
 

@@ -98,6 +98,12 @@ feedback_options = _together(
     click.option("--since", metavar="TIME", help="From this day (UTC) or time on."),
     click.option("--until", metavar="TIME", help="Up to and including this day (UTC), or before this time."),
 )
+audit_options = _together(
+    click.option("--since", metavar="TIME", help="From this day (UTC) or time on."),
+    click.option("--until", metavar="TIME", help="Up to and including this day (UTC), or before this time."),
+    click.option("--actor", metavar="NAME", help="Only of this user, or of operator, guest or server."),
+    click.option("--action", help="Only this action, such as document.deleted, or all of document."),
+)
 query_options = _together(
     feedback_options,
     click.option("-c", "--collection", metavar="NAME", help="Only questions to this collection."),

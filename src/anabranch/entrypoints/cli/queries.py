@@ -1,17 +1,16 @@
 """`anabranch queries` and `feedback`: read the query log, copy it into other programs, and delete it."""
 
-import os
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
 from anabranch.app.query_log import OFF
 from anabranch.configuration.settings import Settings
-from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
+from anabranch.domain.audit import AuditEntry
+from anabranch.domain.errors import Conflict, NotFound
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     feedback_options,
@@ -20,7 +19,7 @@ from anabranch.entrypoints.cli.options import (
     settings_option,
     yes_option,
 )
-from anabranch.entrypoints.cli.resources import OPERATOR, exist, read, records, write
+from anabranch.entrypoints.cli.resources import OPERATOR, exist, private_file, read, records, write
 from anabranch.entrypoints.cli.terminal import (
     confirm_deletion,
     counted,
@@ -47,7 +46,7 @@ from anabranch.entrypoints.logged_queries import (
     query_entry,
     seconds_of,
 )
-from anabranch.knowledge.records import collections
+from anabranch.knowledge.records import audit, collections
 from anabranch.knowledge.records import queries as query_log
 from anabranch.knowledge.records.database import Connection
 from anabranch.knowledge.records.queries import LoggedAnswer, LoggedQuery, QueryFilter
@@ -198,7 +197,7 @@ def export(file: Path | None, force: bool, settings: Settings, **given: Any) -> 
             write_text(line)
             count += 1
     else:
-        with _private(file, force) as target:
+        with private_file(file, force) as target:
             for line in _exported(settings, wanted):
                 target.write(line)
                 count += 1
@@ -302,6 +301,7 @@ def _exported(settings: Settings, wanted: QueryFilter) -> Iterator[str]:
     grow."""
     if not (settings.query_log_days and exist(settings)):
         return
+    write(settings, lambda db: audit.append(db, AuditEntry(action="queries.exported")))
 
     def part(db: Connection, before: int | None) -> list[LoggedAnswer]:
         entries = query_log.listed(db, OPERATOR, wanted, before, PAGE)
@@ -314,16 +314,3 @@ def _exported(settings: Settings, wanted: QueryFilter) -> Iterator[str]:
             for one in found:
                 yield json_line(query_detail(one, operator=True))
             before = found[-1].query.key
-
-
-def _private(file: Path, force: bool) -> "closing[TextIO]":
-    """The file, opened for writing; others cannot read it."""
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-    try:
-        descriptor = os.open(file, flags, 0o600)
-        os.fchmod(descriptor, 0o600)  # it may have existed
-        return closing(os.fdopen(descriptor, "w", encoding="utf-8"))
-    except FileExistsError:
-        raise ConfigurationError(f"{file} exists already; --force replaces it.") from None
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written ({error.strerror}).") from None

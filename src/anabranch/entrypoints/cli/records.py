@@ -6,9 +6,10 @@ import click
 
 from anabranch.app.knowledge_opener import folder_of
 from anabranch.configuration.settings import Settings
+from anabranch.domain.audit import AuditEntry
 from anabranch.domain.errors import ConfigurationError, Conflict
 from anabranch.entrypoints.cli.options import json_option, settings_option
-from anabranch.entrypoints.cli.resources import alone, records, require_records
+from anabranch.entrypoints.cli.resources import alone, audited, records, require_records
 from anabranch.entrypoints.cli.terminal import (
     counted,
     notes,
@@ -36,7 +37,8 @@ def backup(file: Path, force: bool, as_json: bool, settings: Settings) -> None:
         raise ConfigurationError(f"{file} exists already; --force replaces it.")
     if file.resolve() == (folder_of(settings) / NAME).resolve():
         raise ConfigurationError(f"{file} is the file of the records themselves.")
-    with records(settings) as database:
+    entry = AuditEntry(action="records.backed_up", object="file", name=str(file.resolve()))
+    with audited(settings, entry), records(settings) as database:
         copies.back_up(database, file)
     _print_copy("Backed up", file, as_json=as_json)
 

@@ -6,14 +6,18 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
+
+import msgspec
 
 from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of, has_records
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
+from anabranch.domain.audit import AuditEntry
 from anabranch.domain.contracts import Embedder
-from anabranch.domain.errors import Conflict, NotFound
+from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
 from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import Connection, Database
 from anabranch.models.factory import embedder_for
 
@@ -85,6 +89,18 @@ def write(settings: Settings, work: Callable[[Connection], T]) -> T:
         return database.writing(work)
 
 
+@contextmanager
+def audited(settings: Settings, entry: AuditEntry) -> Iterator[None]:
+    """Record what is about to be done outside of the records, and if it fails, that too."""
+    write(settings, lambda db: audit.append(db, entry))
+    try:
+        yield
+    except BaseException:
+        failed = msgspec.structs.replace(entry, outcome="failed")
+        write(settings, lambda db: audit.append(db, failed))
+        raise
+
+
 def read(settings: Settings, work: Callable[[Connection], list[T]]) -> list[T]:
     """Read a list from the records; empty if there are none."""
     if not exist(settings):
@@ -132,3 +148,16 @@ def is_indexed(folder: Path) -> bool:
             return False
     except Conflict:
         return True
+
+
+def private_file(file: Path, force: bool) -> "closing[TextIO]":
+    """The file, opened for writing; others cannot read it."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        descriptor = os.open(file, flags, 0o600)
+        os.fchmod(descriptor, 0o600)  # it may have existed
+        return closing(os.fdopen(descriptor, "w", encoding="utf-8"))
+    except FileExistsError:
+        raise ConfigurationError(f"{file} exists already; --force replaces it.") from None
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be written ({error.strerror}).") from None

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
 from starlette.types import Scope
 
 from anabranch.app.anabranch import UNKNOWN_KEY, Anabranch
+from anabranch.domain.audit import GUEST, OPERATOR, USER, Actor, acting
 from anabranch.domain.errors import AnabranchError, Forbidden, Unauthorized
 from anabranch.domain.model import Context
 from anabranch.domain.rights import EVERY_GRANT, NO_GRANT, Grants
@@ -58,7 +59,10 @@ class Access:
         """The caller of a surface that holds data. A token is always checked, and a wrong one is refused even where
         none is needed; without one, it is the operator."""
         token = self._token(scope)
-        return Caller(operator=True) if token is None else await self._identified(token)
+        found = Caller(operator=True) if token is None else await self._identified(token)
+        # What needs more than this caller has is refused to it, not to somebody unknown.
+        acting.set(partial(self.actor, scope, found))
+        return found
 
     async def signed_in_operator(self, scope: Scope) -> Caller:
         """The operator, with an API key: also on this machine, where other operations need none. A page that any local
@@ -185,6 +189,18 @@ class Access:
         if self._is_local(scope):
             return LOCAL
         return Claimant(name=f"address:{address_block(self.address(scope) or '')}", known=caller.operator)
+
+    def actor(self, scope: Scope, caller: Caller, surface: str = "") -> Actor:
+        """The caller as the audit log records it."""
+        name = f"{USER}{caller.user}" if caller.user is not None else OPERATOR if caller.operator else GUEST
+        by_cookie = header(scope, b"authorization") is None and cookie(scope) is not None
+        return Actor(
+            name=name,
+            address=self.address(scope) or "",
+            surface=surface or ("page" if by_cookie else "api"),
+            key=caller.key or "",
+            request=scope["correlation_id"],
+        )
 
     def is_https(self, scope: Scope) -> bool:
         """Whether the request came over HTTPS, to this server or to a trusted proxy before it."""

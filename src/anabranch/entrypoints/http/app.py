@@ -22,6 +22,7 @@ from anabranch.app.startup import watched
 from anabranch.configuration.settings import Settings, load
 from anabranch.entrypoints.http import chat
 from anabranch.entrypoints.http.access import Access
+from anabranch.entrypoints.http.audit import AuditSurface
 from anabranch.entrypoints.http.endpoints import EndpointSurface
 from anabranch.entrypoints.http.erasures import ErasuresSurface
 from anabranch.entrypoints.http.errors import EXPOSED
@@ -97,14 +98,15 @@ class Service:
             access = Access(anabranch)
             mcp = McpSurface(anabranch, access, self._log)
             self.operations = self._table(anabranch, access, metrics, history, mcp)
-            loop = RequestLoop(anabranch, self.operations, self._log, access.claimant)
+            loop = RequestLoop(anabranch, self.operations, self._log, access.claimant, access.actor)
             origins = self._settings.cors_origins
             self._open = _shared(loop, origins, ["GET", "POST"])
             named = [origin for origin in origins if origin != "*"]
             self._holding_data = _shared(loop, named, ["GET", "POST", "PUT", "PATCH", "DELETE"])
             await anabranch.warm()
             with self._stopping.handled(self._drain):
-                async with on_hangup(ConfigReload(self._settings, anabranch.reconfigure, self._log).again):
+                reload = ConfigReload(self._settings, anabranch.reconfigure, self._log, record=anabranch.record)
+                async with on_hangup(reload.again):
                     yield
             # The server waits only for its connections; recorded answers without a listener get their time here.
             await (self._draining or anabranch.drain(0))
@@ -135,6 +137,7 @@ class Service:
             ("knowledge", KeysSurface(anabranch, access).operations()),
             ("knowledge", LimitsSurface(anabranch, access).operations()),
             ("knowledge", ErasuresSurface(anabranch, access).operations()),
+            ("knowledge", AuditSurface(anabranch, access).operations()),
             ("session", SessionSurface(anabranch, access).operations()),
             ("planner", PlannerSurface(anabranch, access, self._closing, self._closed).operations()),
             ("streams", streams.operations()),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -16,7 +16,16 @@ from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from anabranch.app.anabranch import Anabranch
-from anabranch.domain.errors import AnabranchError, Forbidden, InternalError, InvalidQuestion, NotFound
+from anabranch.domain.audit import Actor, acting
+from anabranch.domain.errors import (
+    AnabranchError,
+    Forbidden,
+    InternalError,
+    InvalidQuestion,
+    NotFound,
+    RateLimited,
+    Unauthorized,
+)
 from anabranch.domain.model import Allowance
 from anabranch.domain.rights import Scope as KeyScope
 from anabranch.domain.shares import Claimant, claimant
@@ -309,6 +318,7 @@ class RequestLoop:
         operations: Iterable[Operation[Any]],
         log: Log,
         claimant_of: Callable[[Scope, Caller], Claimant],
+        actor_of: Callable[[Scope, Caller, str], Actor],
     ) -> None:
         self._shares = anabranch.limits.shares
         self._anabranch = anabranch
@@ -316,6 +326,7 @@ class RequestLoop:
         self._router = Router(operations)
         self._log = log
         self._claimant_of = claimant_of
+        self._actor_of = actor_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -338,12 +349,14 @@ class RequestLoop:
             call.leave()
 
     async def _answer(self, call: Call[Any], operation: Operation[Any]) -> None:
+        acting.set(partial(self._actor_of, call.scope, call.caller, call.surface))
         if operation.admission:
             await self._anabranch.runs.check(operation.surface)
         if operation.identify is not None:
             call.caller = caller = await operation.identify(call.scope)
-            operation.authorize(caller)
             claimant.set(self._claimant_of(call.scope, caller))
+            acting.set(partial(self._actor_of, call.scope, caller, call.surface))
+            operation.authorize(caller)
             if caller.rights.limits:
                 call.headers = rate_headers(await self._anabranch.runs.admit_key(caller, operation.surface))
         call.shares = self._shares
@@ -367,7 +380,15 @@ class RequestLoop:
             self._log.error("unexpected_error", correlation_id=identifier, exc_info=error)
         elif call.surface and not call.counted:
             self._anabranch.runs.rejected(call.surface, dialect.counted_as(refusal))
+        if operation is not None and _is_refused_access(refusal, operation):
+            self._anabranch.refused(acting.get()(), operation.name, refusal.code)
         return refusal, dialect
+
+
+def _is_refused_access(error: AnabranchError, operation: Operation[Any]) -> bool:
+    """Whether the caller was refused something. What a caller may not see does not exist for it."""
+    hidden = isinstance(error, NotFound) and operation.identify is not None
+    return hidden or isinstance(error, Unauthorized | Forbidden | RateLimited)
 
 
 def _as_refusal(error: Exception, dialect: Dialect, identifier: str, request_type: Any) -> AnabranchError:

@@ -127,7 +127,8 @@ FILTERS = (
 P = TypeVar("P", bound=Value)
 
 
-def _parameters(call: Call[None], kind: type[P]) -> P:
+def url_parameters(call: Call[None], kind: type[P]) -> P:
+    """The parameters in the URL of a request, checked."""
     try:
         return msgspec.convert(dict(call.query), kind, strict=False)
     except msgspec.ValidationError as error:
@@ -200,13 +201,13 @@ class QueryLogSurface:
         )
 
     async def _queries(self, call: Call[None]) -> QueryPage:
-        given = _parameters(call, QueryParameters)
+        given = url_parameters(call, QueryParameters)
         page = await self._page(call, given, rated=False)
         entries = [query_entry(one, operator=call.caller.operator) for one in page.entries]
         return QueryPage(queries=entries, has_more=page.next is not None, next=page.next, note=page.note)
 
     async def _feedback(self, call: Call[None]) -> FeedbackPage:
-        given = _parameters(call, FeedbackParameters)
+        given = url_parameters(call, FeedbackParameters)
         page = await self._page(call, given, rated=True)
         entries = [feedback_entry(one, operator=call.caller.operator) for one in page.entries]
         return FeedbackPage(feedback=entries, has_more=page.next is not None, next=page.next, note=page.note)

@@ -9,6 +9,7 @@ from msgspec import Meta
 from starlette.types import Scope
 
 from anabranch.app.anabranch import Anabranch
+from anabranch.domain.audit import AuditEntry, acting
 from anabranch.domain.errors import Forbidden
 from anabranch.domain.model import Value
 from anabranch.entrypoints.http.access import Access, cookie_name
@@ -83,6 +84,8 @@ class SessionSurface:
         self._check_origin(call.scope)
         key = call.request.key
         caller = await self.access.sign_in(key)
+        acting.set(lambda: self.access.actor(call.scope, caller, "page"))
+        await self.anabranch.record(AuditEntry(action="session.started", object=f"key:{caller.key or ''}"))
         return self._reply(call.scope, caller, self._cookie(call.scope, key, MAX_AGE_S))
 
     async def _sign_out(self, call: Call[None]) -> Reply:

@@ -5,13 +5,14 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from anabranch.domain.audit import AuditEntry
 from anabranch.domain.errors import ConfigurationError, Conflict
 from anabranch.knowledge.durable_files import sync_file
-from anabranch.knowledge.records import erasures
-from anabranch.knowledge.records.database import NAME, Database
+from anabranch.knowledge.records import audit, erasures
+from anabranch.knowledge.records.database import NAME, Database, migrate
 from anabranch.knowledge.records.schema import MIGRATIONS
 
 TABLES = {"facts", "collections", "documents", "chunks", "embeddings", "jobs", "keys"}
@@ -37,8 +38,11 @@ def restore(folder: Path, file: Path) -> Path | None:
     fresh.unlink(missing_ok=True)
     try:
         with _private(fresh):
-            with closing(_read_only(file)) as source, closing(sqlite3.connect(fresh)) as copy:
+            with closing(_read_only(file)) as source, closing(sqlite3.connect(fresh, isolation_level=None)) as copy:
                 source.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")
+                migrate(copy)
+                audit.append(copy, _restored(file, folder / NAME))
             sync_file(fresh)
             return _replace(folder, fresh)
     except (OSError, sqlite3.Error) as error:
@@ -95,6 +99,16 @@ def _private(file: Path) -> Iterator[None]:
         yield
     finally:
         file.unlink(missing_ok=True)
+
+
+def _restored(file: Path, replaced: Path) -> AuditEntry:
+    """The record of a restore, with the newest one of the log that is replaced: it is kept aside with the rest."""
+    details: dict[str, int | str] = {}
+    if replaced.is_file():
+        with suppress(sqlite3.Error), closing(sqlite3.connect(replaced)) as db:
+            newest = audit.head(db)
+            details = {"replaced_seq": newest.seq, "replaced_hash": newest.hash}
+    return AuditEntry(action="records.restored", object="file", name=str(file.resolve()), details=details)
 
 
 def _replace(folder: Path, fresh: Path) -> Path | None:

@@ -6,9 +6,10 @@ import time
 
 import msgspec
 
+from anabranch.domain.audit import AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Collection, CollectionSettings, Erased
-from anabranch.knowledge.records import documents
+from anabranch.knowledge.records import audit, documents
 from anabranch.knowledge.records.database import as_json, new_id
 
 
@@ -35,7 +36,11 @@ def create(
     except sqlite3.IntegrityError:
         return None
     documents.record_change(db, "collection", 0)
-    return by_key(db, key or 0)
+    created = by_key(db, key or 0)
+    if created is not None:
+        granted = settings.default_permissions.granted
+        _record(db, "created", created, granted=granted, visibility=settings.default_permissions.visibility)
+    return created
 
 
 def by_key(db: sqlite3.Connection, key: int) -> Collection | None:
@@ -49,8 +54,10 @@ def listed(db: sqlite3.Connection) -> list[Collection]:
 def delete(db: sqlite3.Connection, key: int) -> int:
     """Delete a collection with all its documents; returns how many there were."""
     keys = [row[0] for row in db.execute("SELECT key FROM documents WHERE collection = ?", (key,))]
+    if (deleted := by_key(db, key)) is not None:
+        _record(db, "deleted", deleted, documents=len(keys))
     for document in keys:
-        documents.remove(db, document)
+        documents.remove(db, document, recorded=False)
     db.execute(
         "UPDATE items SET status = 'cancelled', error = 'The collection was deleted.' WHERE status IN ('pending', "
         "'processing') AND job IN (SELECT key FROM jobs WHERE collection = ?)",
@@ -105,13 +112,17 @@ def publish(db: sqlite3.Connection, owner: str, slug: str, collection: int) -> b
     if row is not None:
         return bool(row["collection"] == collection)
     db.execute("INSERT INTO endpoints VALUES (?, ?, ?, ?)", (owner, slug, collection, time.time()))
+    _record_endpoint(db, "published", owner, slug, collection)
     return True
 
 
 def withdraw(db: sqlite3.Connection, owner: str, slug: str, collection: int | None = None) -> bool:
     """Withdraw what is published there; with a `collection` only if it is that one. False if there is nothing."""
-    query = "DELETE FROM endpoints WHERE owner = ? AND slug = ? AND collection = coalesce(?, collection)"
-    return db.execute(query, (owner, slug, collection)).rowcount == 1
+    query = "DELETE FROM endpoints WHERE owner = ? AND slug = ? AND collection = coalesce(?, collection) RETURNING *"
+    row = next(iter(db.execute(query, (owner, slug, collection)).fetchall()), None)
+    if row is not None:
+        _record_endpoint(db, "withdrawn", owner, slug, row["collection"])
+    return row is not None
 
 
 def published(db: sqlite3.Connection, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
@@ -120,3 +131,24 @@ def published(db: sqlite3.Connection, slug: str | None = None) -> list[tuple[Pub
     rows = db.execute("SELECT * FROM endpoints WHERE slug = coalesce(?, slug) ORDER BY owner, slug", (slug,))
     found = (msgspec.convert(dict(row), PublishedEndpoint) for row in rows)
     return [(one, by_key[one.collection]) for one in found if one.collection in by_key]
+
+
+def _record(
+    db: sqlite3.Connection, what: str, collection: Collection, *, granted: tuple[str, ...] = (), **details: str | int
+) -> None:
+    audit.append(
+        db,
+        AuditEntry(
+            action=f"collection.{what}",
+            object=f"collection:{collection.id}",
+            name=collection.name,
+            granted=granted,
+            details=details,
+        ),
+    )
+
+
+def _record_endpoint(db: sqlite3.Connection, what: str, owner: str, slug: str, key: int) -> None:
+    collection = by_key(db, key)
+    identifier = f"collection:{collection.id}" if collection is not None else "collection:"
+    audit.append(db, AuditEntry(action=f"collection.{what}", object=identifier, name=f"{owner}/{slug}"))

@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from anabranch.domain.audit import AuditEntry
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.model import Caller, DocumentDraft, Erased, Permissions, Piece, StoredChunk, StoredDocument
+from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import StoreFailed, as_json, new_id
 from anabranch.knowledge.records.schema import MEASURE
 
@@ -84,7 +86,7 @@ def insert(
     """Store a document; it replaces the one with its identity in the same transaction."""
     old = by_identity(db, draft.collection, draft.identity)
     if old is not None:
-        remove(db, old.key, delete_citations=False)
+        remove(db, old.key, delete_citations=False, recorded=False)
     first = _next_key(db, "chunks")
     key = _insert_document(db, draft, old, first, pieces)
     starts = as_json(draft.page_starts) if draft.page_starts else None
@@ -116,6 +118,7 @@ def insert(
     db.execute(f"{MEASURE} WHERE key = ?", (key,))
     record_change(db, "add", key)
     [stored] = _select(db, "key = ?", key)
+    _record(db, "replaced" if old else "added", stored, chunks=stored.chunk_count)
     return stored
 
 
@@ -154,11 +157,15 @@ def _insert_document(
     return int(row.lastrowid or 0)
 
 
-def remove(db: sqlite3.Connection, key: int, *, delete_citations: bool = True) -> int:
-    """Delete a document and everything that belongs to it; returns how many chunks it had."""
-    row = db.execute("SELECT id, first_chunk, chunk_count FROM documents WHERE key = ?", (key,)).fetchone()
+def remove(db: sqlite3.Connection, key: int, *, delete_citations: bool = True, recorded: bool = True) -> int:
+    """Delete a document and everything that belongs to it; returns how many chunks it had. Unless it is `recorded` in
+    the audit log, the caller records what it does."""
+    row = db.execute("SELECT id, title, first_chunk, chunk_count FROM documents WHERE key = ?", (key,)).fetchone()
     if row is None:
         return 0
+    if recorded:
+        deleted = AuditEntry(action="document.deleted", object=f"document:{row['id']}", name=row["title"])
+        audit.append(db, deleted)
     span = (row["first_chunk"], row["first_chunk"] + row["chunk_count"])
     db.execute("DELETE FROM embeddings WHERE chunk >= ? AND chunk < ?", span)
     db.execute("DELETE FROM chunks WHERE key >= ? AND key < ?", span)
@@ -231,7 +238,21 @@ def describe(
     _set_attributes(db, key, metadata, connector_id or stored.connector_id)
     record_change(db, "update", key)
     [changed] = _select(db, "key = ?", key)
+    _record(db, "changed" if permissions == stored.permissions else "permissions_changed", changed)
     return changed
+
+
+def _record(db: sqlite3.Connection, what: str, stored: StoredDocument, **details: str | int) -> None:
+    audit.append(
+        db,
+        AuditEntry(
+            action=f"document.{what}",
+            object=f"document:{stored.id}",
+            name=stored.title,
+            granted=stored.permissions.granted,
+            details={"visibility": stored.permissions.visibility, **details},
+        ),
+    )
 
 
 def _renumber(db: sqlite3.Connection, key: int) -> int:

@@ -9,23 +9,24 @@ from typing import Literal
 
 import msgspec
 
+from anabranch.domain.audit import AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
-from anabranch.knowledge.records import collections, documents, jobs, keys, queries
+from anabranch.knowledge.records import audit, collections, documents, jobs, keys, queries
 from anabranch.knowledge.records.database import NAME, as_json, connect, migrate, new_id
 
 ErasureSubject = Literal["document", "collection", "user"]
 # `due`: no pass has run. `settling`: everything is erased but what questions that ran then may have written since.
 # `failed`: a store could not be erased; it is tried again.
 ErasureState = Literal["due", "settling", "failed", "complete"]
-# The stores in the records, each with the function that erases from it. The names of the audit log, which are in a
-# table of their own, are one more.
+# The stores in the records, each with the function that erases from it.
 STORES: tuple[tuple[str, Callable[[sqlite3.Connection, Erased], int]], ...] = (
     ("documents", documents.erase),
     ("collections", collections.erase),
     ("ingest jobs", jobs.erase),
     ("query log", queries.erase),
     ("API keys", keys.erase),
+    ("audit names", audit.erase),
 )
 # Every table, by whether it can hold what is erased: the text of documents or questions, or the name of a user.
 TABLES = {
@@ -43,6 +44,7 @@ TABLES = {
     "responses": True,
     "citations": True,
     "keys": True,
+    "audit_names": True,
     "erasures": True,
     "endpoints": False,  # public addresses; a collection's are deleted with it
     "query_collections": False,
@@ -51,6 +53,8 @@ TABLES = {
     "facts": False,
     "erased": False,
     "backups": False,
+    "audit": False,  # ids and salted hashes
+    "audit_chain": False,
 }
 COPIES = f"{NAME}.before-restore-*"
 
@@ -124,6 +128,8 @@ def request(
     made = by_id(db, identifier)
     assert made is not None, "it was inserted"
     if now:
+        what_for = {"what": what, "documents": len(erased.documents)}
+        audit.append(db, AuditEntry(action="erasure.requested", object=f"erasure:{identifier}", details=what_for))
         for name, erase in STORES:
             count(db, [made], name, erase(db, erased))
     return made

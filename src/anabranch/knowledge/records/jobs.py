@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from anabranch.domain.audit import AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import (
     Caller,
@@ -28,7 +29,7 @@ from anabranch.knowledge.model import (
     Permissions,
     StoredDocument,
 )
-from anabranch.knowledge.records import collections, documents
+from anabranch.knowledge.records import audit, collections, documents
 from anabranch.knowledge.records.database import as_json, made_at, new_id
 
 # A document that was being processed this often when the process died is given up. After the first time it is
@@ -57,6 +58,7 @@ class Claim(Value):
     """An item that the indexer is processing."""
 
     key: int
+    job: str
     owner: str
     collection: Collection
     document_id: str
@@ -152,6 +154,7 @@ def create(
         described = msgspec.structs.replace(document, data=b"", identity=identity_of(document, content_hash))
         item = _insert_item(db, collection, job, ordinal, described, content_hash)
         db.execute("INSERT INTO uploads VALUES (?, ?)", (item, document.data))
+    _record(db, "accepted", identifier, collection, documents=len(arrived))
     return identifier
 
 
@@ -163,7 +166,13 @@ def retry(db: sqlite3.Connection, failed: OpenItem, collection: Collection, chun
     item = _insert_item(db, collection, job, 0, arrived, failed.content_hash)
     db.execute("INSERT INTO uploads VALUES (?, ?)", (item, data))
     _drop_uploads(db, "key = ?", failed.key)
+    _record(db, "retried", identifier, collection, document=failed.document_id)
     return identifier
+
+
+def _record(db: sqlite3.Connection, what: str, job: str, collection: Collection, **details: str | int) -> None:
+    about = {"collection": collection.id, **details}
+    audit.append(db, AuditEntry(action=f"ingest.{what}", object=f"job:{job}", details=about))
 
 
 def _insert_job(db: sqlite3.Connection, collection: Collection, owner: str, chunking: Chunking) -> tuple[str, int]:
@@ -240,8 +249,11 @@ def cancel(db: sqlite3.Connection, key: int) -> None:
     """Cancel the pending items of a job; documents that are stored stay."""
     db.execute("UPDATE jobs SET cancelled = 1 WHERE key = ? AND completed_at IS NULL", (key,))
     _drop_uploads(db, "job = ? AND status = 'pending'", key)
-    db.execute("UPDATE items SET status = 'cancelled' WHERE job = ? AND status = 'pending'", (key,))
+    cancelled = db.execute("UPDATE items SET status = 'cancelled' WHERE job = ? AND status = 'pending'", (key,))
     _close(db, key)
+    row = db.execute("SELECT id FROM jobs WHERE key = ?", (key,)).fetchone()
+    about = {"documents": cancelled.rowcount}
+    audit.append(db, AuditEntry(action="ingest.cancelled", object=f"job:{row['id']}", details=about))
 
 
 def recover(db: sqlite3.Connection) -> int:
@@ -253,8 +265,9 @@ def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = ()) -> list[Cla
     """Claim the next items in order of arrival; a large one alone. `held` is being processed: an item with the same
     identity or content waits, and a retried item waits until nothing is held."""
     rows = db.execute(
-        "SELECT items.*, jobs.owner AS job_owner, jobs.collection AS job_collection, jobs.chunking, uploads.data "
-        "FROM items JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
+        "SELECT items.*, jobs.id AS job_id, jobs.owner AS job_owner, jobs.collection AS job_collection, "
+        "jobs.chunking, uploads.data FROM items "
+        "JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
         "WHERE items.key IN (SELECT value FROM json_each(?)) ORDER BY items.key",
         (as_json(_claimable(db, limit, held)),),
     ).fetchall()
@@ -272,6 +285,7 @@ def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = ()) -> list[Cla
             claims.append(
                 Claim(
                     key=row["key"],
+                    job=row["job_id"],
                     owner=row["job_owner"],
                     collection=collection,
                     document_id=row["document_id"],
@@ -360,7 +374,16 @@ def finish(db: sqlite3.Connection, item: int, status: ItemStatus, *, keep_upload
     given = {"status": status, "finished_at": time.time(), **values}
     columns = ", ".join(f"{name} = ?" for name in given)
     db.execute(f"UPDATE items SET {columns} WHERE key = ?", (*given.values(), item))  # noqa: S608  our own names
+    if status == "failed":
+        identifier, name = f"document:{row['document_id']}", _open_name(db, item)
+        audit.append(db, AuditEntry(action="document.failed", object=identifier, name=name, outcome="failed"))
     _close(db, row["job"])
+
+
+def _open_name(db: sqlite3.Connection, item: int) -> str:
+    arrived = db.execute("SELECT arrived FROM items WHERE key = ?", (item,)).fetchone()["arrived"]
+    document = msgspec.json.decode(arrived, type=NewDocument)
+    return _title(document.title, document.filename, document.url)
 
 
 def drop(db: sqlite3.Connection, document_id: str) -> None:

@@ -8,9 +8,11 @@ from hashlib import sha256
 
 import msgspec
 
+from anabranch.domain.audit import GROUP, USER, AuditEntry
 from anabranch.domain.model import Value
 from anabranch.domain.rights import UNRESTRICTED, Grants, Rights, Scope
 from anabranch.knowledge.model import Erased
+from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import as_json
 
 PREFIX = "ab_"
@@ -68,7 +70,9 @@ def create(
             expires_at,
         ),
     )
-    return by_id(db, identifier), secret
+    created = by_id(db, identifier)
+    _record(db, "created", created)
+    return created, secret
 
 
 def find(db: sqlite3.Connection, secret: str, now: float | None = None) -> ApiKey | None:
@@ -113,7 +117,11 @@ def rotate(
         f":now + :overlap, NULL), hash = :hash, expires_at = coalesce(:expires, expires_at) WHERE id = :id AND {VALID}",
         {"overlap": overlap_s, "now": now, "hash": _hash(secret), "expires": expires_at, "id": identifier},
     )
-    return (by_id(db, identifier), secret) if changed.rowcount == 1 else None
+    if changed.rowcount != 1:
+        return None
+    rotated = by_id(db, identifier)
+    _record(db, "rotated", rotated)
+    return rotated, secret
 
 
 def used(db: sqlite3.Connection, moments: Mapping[str, float]) -> None:
@@ -125,8 +133,24 @@ def used(db: sqlite3.Connection, moments: Mapping[str, float]) -> None:
 
 
 def revoke(db: sqlite3.Connection, identifier: str) -> bool:
-    query = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
-    return db.execute(query, (time.time(), identifier)).rowcount == 1
+    query = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL RETURNING *"
+    revoked = [_key(row) for row in db.execute(query, (time.time(), identifier)).fetchall()]
+    for key in revoked:
+        _record(db, "revoked", key)
+    return bool(revoked)
+
+
+def _record(db: sqlite3.Connection, what: str, key: ApiKey) -> None:
+    audit.append(
+        db,
+        AuditEntry(
+            action=f"key.{what}",
+            object=f"key:{key.id}",
+            name=f"{USER}{key.user}",
+            granted=tuple(f"{GROUP}{name}" for name in key.groups),
+            details={"operator": key.operator},
+        ),
+    )
 
 
 def erase(db: sqlite3.Connection, erased: Erased) -> int:

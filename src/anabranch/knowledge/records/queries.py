@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
+from anabranch.domain.audit import USER, AuditEntry
 from anabranch.domain.model import Passage, Scores, Value
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Erased, Rating
+from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.documents import VISIBLE, collections_of, permissions_of, visible_to
 
@@ -312,6 +314,7 @@ def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, com
         "responses WHERE feedback IS NOT NULL), 0)) WHERE query = ?",
         (rating, comment, time.time_ns() // 1_000, query),
     )
+    audit.append(db, AuditEntry(action="query.rated", object=f"query:{query}", details={"rating": rating}))
     return Rated(surface=row["surface"], first=row["feedback"] is None)
 
 
@@ -321,6 +324,8 @@ def share(db: sqlite3.Connection, caller: Caller, identifier: str, *, shared: bo
         f"UPDATE queries SET shared = :shared WHERE id = :id AND (:operator OR user = :user) AND {ASKED_WITHIN}",  # noqa: S608
         {"shared": shared, **_own(caller, identifier, _readable_user(caller))},
     )
+    if changed.rowcount == 1:
+        audit.append(db, AuditEntry(action=f"query.{'shared' if shared else 'unshared'}", object=f"query:{identifier}"))
     return changed.rowcount == 1
 
 
@@ -568,6 +573,10 @@ def forget(db: sqlite3.Connection, days: float, user: str | None = None, *, coun
     if counts:
         db.execute("DELETE FROM query_counts WHERE day * ? < ? AND (? IS NULL OR user = ?)", (DAY_S, limit, user, user))
     db.execute("DELETE FROM query_counts WHERE day <= ?", (_day(time.time()) - COUNTED_DAYS,))
+    if old or counts:
+        granted = () if user is None else (f"{USER}{user}",)
+        details = {"count": len(old), "older_than_days": days}
+        audit.append(db, AuditEntry(action="queries.deleted", granted=granted, details=details))
     return len(old)
 
 

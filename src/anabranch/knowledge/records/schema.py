@@ -337,6 +337,45 @@ CREATE INDEX keys_by_previous_hash ON keys (previous_hash) WHERE previous_hash I
 ALTER TABLE queries ADD COLUMN key_collections TEXT;
 """
 
+# `audit_chain` has one row: the last record that was deleted (the first hash is random, so that no two logs are alike),
+# and the newest one. `day` counts from 1970-01-01 (UTC).
+AUDIT = """
+CREATE TABLE audit (
+    seq INTEGER PRIMARY KEY,
+    at_us INTEGER NOT NULL,
+    action TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    actor BLOB NOT NULL,
+    address BLOB NOT NULL,
+    surface TEXT NOT NULL,
+    api_key TEXT NOT NULL,
+    request TEXT NOT NULL,
+    object TEXT NOT NULL,
+    name BLOB NOT NULL,
+    details TEXT NOT NULL,
+    hash BLOB NOT NULL
+);
+CREATE TRIGGER audit_is_not_changed BEFORE UPDATE ON audit BEGIN
+    SELECT RAISE(ABORT, 'records of the audit log are not changed');
+END;
+CREATE TABLE audit_names (
+    digest BLOB PRIMARY KEY,
+    salt BLOB NOT NULL,
+    day INTEGER NOT NULL,
+    subject TEXT NOT NULL,
+    name TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX audit_names_by_subject ON audit_names (subject, day, name);
+CREATE TABLE audit_chain (
+    anchor_seq INTEGER NOT NULL,
+    anchor_hash BLOB NOT NULL,
+    head_seq INTEGER NOT NULL,
+    head_hash BLOB NOT NULL
+);
+INSERT INTO audit_chain VALUES (0, randomblob(32), 0, x'');
+UPDATE audit_chain SET head_hash = anchor_hash;
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -348,4 +387,5 @@ MIGRATIONS = (
     LATER_PAGES,
     ERASURES,
     KEY_RIGHTS,
+    AUDIT,
 )

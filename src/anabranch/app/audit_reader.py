@@ -1,0 +1,128 @@
+"""Passes new records of the audit log on, as log lines and to a collector, and deletes those that are too old. One
+process of a data folder does it, so each record is passed on once, whichever process has made it, also before this one
+began; after a crash, a few may be passed on twice."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import NamedTuple
+
+from anabranch.app.knowledge_opener import folder_of
+from anabranch.app.startup import COLLECTOR_REPLY_BYTES, outbound_for
+from anabranch.configuration.settings import Settings
+from anabranch.domain.audit import AuditRecord
+from anabranch.domain.contracts import Outbound
+from anabranch.domain.errors import AnabranchError
+from anabranch.domain.model import Value
+from anabranch.knowledge.records import audit
+from anabranch.knowledge.records.database import Connection, Database
+from anabranch.telemetry.log import Log, audit_fields
+
+BATCH = 500
+
+# Why the records were not accepted; empty if they were.
+Send = Callable[[Sequence[AuditRecord]], Awaitable[str]]
+
+
+class AuditTiming(Value):
+    """Seconds between two looks, and after a failed one; between two deletions; and for one attempt to send."""
+
+    every_s: float = 1.0
+    retry_s: float = 10.0
+    delete_every_s: float = 3_600.0
+    attempt_s: float = 5.0
+
+
+USUAL = AuditTiming()
+
+
+class Receiver(NamedTuple):
+    """Where records are passed on to. How far that is done is kept under its name."""
+
+    name: str
+    send: Send
+
+
+class AuditReader:
+    def __init__(self, database: Database, log: Log, days: int, timing: AuditTiming = USUAL) -> None:
+        self._database = database
+        self._log = log
+        self._days = days
+        self._timing = timing
+
+    async def pass_on(self, receiver: Receiver) -> None:
+        """Pass on what is new, for ever. Nothing is lost while a receiver refuses: it is sent again later."""
+        failing = ""
+        while True:
+            reason = await self._attempt(receiver)
+            if reason and reason != failing:
+                self._log.warning("audit_not_sent", to=receiver.name, reason=reason)
+            elif failing and not reason:
+                self._log.info("audit_sent_again", to=receiver.name)
+            failing = reason
+            await asyncio.sleep(self._timing.retry_s if failing else self._timing.every_s)
+
+    async def _attempt(self, receiver: Receiver) -> str:
+        """Why not everything was passed on; empty if it was."""
+        reason = ""
+        try:
+            while not reason and (found := self._database.reading(partial(_unread, reader=receiver.name))):
+                reason = await receiver.send(found)
+                if not reason:
+                    mark = partial(audit.set_passed_on, reader=receiver.name, seq=found[-1].seq)
+                    await self._database.write(mark)
+        except AnabranchError as error:
+            return error.message
+        return reason
+
+    async def delete_expired(self) -> None:
+        while True:
+            try:
+                while await self._database.write(partial(audit.expire, days=self._days)):
+                    pass
+            except AnabranchError as error:
+                self._log.warning("audit_not_deleted", reason=error.message)
+            await asyncio.sleep(self._timing.delete_every_s)
+
+    async def log_lines(self, records: Sequence[AuditRecord]) -> str:
+        for one in records:
+            self._log.info("audit", **audit_fields(one))
+        return ""
+
+
+def _unread(db: Connection, reader: str) -> list[AuditRecord]:
+    seq = audit.passed_on(db, reader)
+    return audit.after(db, seq, BATCH) if seq != audit.head(db).seq else []
+
+
+@asynccontextmanager
+async def reading_audit_log(settings: Settings, log: Log, timing: AuditTiming = USUAL) -> AsyncIterator[None]:
+    """Read the audit log of the data folder meanwhile."""
+    async with AsyncExitStack() as leaving:
+        database = Database.open(folder_of(settings))
+        leaving.callback(database.close)
+        reader = AuditReader(database, log, settings.audit_days, timing)
+        receivers = [Receiver("log", reader.log_lines)]
+        if settings.audit_otlp and settings.otlp_endpoint is not None:
+            outbound = await leaving.enter_async_context(outbound_for(settings, COLLECTOR_REPLY_BYTES))
+            receivers.append(Receiver("otlp", _collector(settings, outbound, timing)))
+        tasks = [asyncio.create_task(one) for one in (reader.delete_expired(), *map(reader.pass_on, receivers))]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+def _collector(settings: Settings, outbound: Outbound, timing: AuditTiming) -> Send:
+    from anabranch.telemetry import otlp  # noqa: PLC0415  most have no collector
+
+    headers = otlp.headers(settings.otlp_headers) if settings.otlp_headers else {}
+    client = otlp.OtlpClient(outbound, settings.otlp_endpoint or "", otlp.LOGS, headers, timing.attempt_s)
+
+    async def send(records: Sequence[AuditRecord]) -> str:
+        return await client.send(lambda: otlp.encode_audit(records).SerializeToString())
+
+    return send

@@ -1,0 +1,339 @@
+"""The audit log: who did what, appended in the transaction of the change.
+
+Each record has a hash of all its columns and of the hash before it. Names are not in it: a record has salted digests of
+them, and a table of their own has the names with their salts. Forgetting a name deletes its row there."""
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b, sha256
+from typing import Any
+
+import msgspec
+
+from anabranch.domain.audit import USER, Actor, AuditEntry, AuditFilter, AuditRecord, acting
+from anabranch.domain.model import Value
+from anabranch.knowledge.model import Erased
+from anabranch.knowledge.records.database import as_json
+
+# A name has another salt every day: who did what on different days cannot be compared once it is forgotten.
+DAY_US = 86_400_000_000
+DIGEST_BYTES = SALT_BYTES = 16
+MAX_NAME = 500
+FORGOTTEN_PER_RECORD = 500
+EXPIRED_AT_ONCE = 10_000
+MAX_FINDINGS = 100
+FORGET, EXPIRE = "audit.names_forgotten", "audit.expired"
+NO_NAME = b""
+# The columns that the hash covers, with SQLite's type of each.
+COLUMNS = {
+    "seq": "integer",
+    "at_us": "integer",
+    "action": "text",
+    "outcome": "text",
+    "actor": "blob",
+    "address": "blob",
+    "surface": "text",
+    "api_key": "text",
+    "request": "text",
+    "object": "text",
+    "name": "blob",
+    "details": "text",
+}
+INSERT = f"INSERT INTO audit ({', '.join(COLUMNS)}, hash) VALUES ({', '.join('?' * len(COLUMNS))}, ?)"  # noqa: S608
+# For `verify`: the bytes of texts, which may be no UTF-8 any more.
+RAW = ", ".join(f"CAST({name} AS BLOB)" if kind == "text" else name for name, kind in COLUMNS.items())
+KINDS = "||' '||".join(f"typeof({name})" for name in (*COLUMNS, "hash"))
+EXPECTED_KINDS = " ".join((*COLUMNS.values(), "blob"))
+
+
+class AuditFinding(Value):
+    """What is wrong with the log; `seq` is the record, 0 for the log as a whole."""
+
+    seq: int
+    problem: str
+
+
+class AuditHead(Value):
+    """The newest record. Whoever has noted it elsewhere can find out later whether the log was replaced."""
+
+    seq: int
+    hash: str
+
+
+def append(db: sqlite3.Connection, entry: AuditEntry, by: Actor | None = None) -> None:
+    """Record what this transaction does, and who does it: `by`, else whoever acts now."""
+    by = by or acting.get()()
+    at_us = time.time_ns() // 1_000
+    day = at_us // DAY_US
+    last = db.execute("SELECT head_seq, head_hash FROM audit_chain").fetchone()
+    details = dict(entry.details)
+    if entry.granted:
+        details["granted"] = [_digest(db, day, name, name).hex() for name in entry.granted]
+    row = (
+        last[0] + 1,
+        at_us,
+        entry.action,
+        entry.outcome,
+        _digest(db, day, by.name, by.name),
+        # With a user's name, the addresses of that user are forgotten.
+        _digest(db, day, by.name if by.name.startswith(USER) else f"address:{by.address}", by.address),
+        by.surface,
+        by.key,
+        by.request,
+        entry.object,
+        _digest(db, day, entry.object, entry.name),
+        as_json(details),
+    )
+    chained = _chained(last[1], row)
+    db.execute(INSERT, (*row, chained))
+    db.execute("UPDATE audit_chain SET head_seq = ?, head_hash = ?", (row[0], chained))
+
+
+def _digest(db: sqlite3.Connection, day: int, subject: str, name: str) -> bytes:
+    """The digest of a name, which is stored with its salt under what it is a name of."""
+    if not name:
+        return NO_NAME
+    name = name[:MAX_NAME].encode(errors="replace").decode()
+    key = (day, subject.encode(errors="replace").decode(), name)
+    found = db.execute("SELECT digest FROM audit_names WHERE day = ? AND subject = ? AND name = ?", key).fetchone()
+    if found is not None:
+        return bytes(found[0])
+    salt = os.urandom(SALT_BYTES)
+    digest = _hidden(salt, *key)
+    db.execute(
+        "INSERT INTO audit_names (digest, salt, day, subject, name) VALUES (?, ?, ?, ?, ?)", (digest, salt, *key)
+    )
+    return digest
+
+
+def _hidden(salt: bytes, day: int, subject: str | bytes, name: str | bytes) -> bytes:
+    return blake2b(_encoded((day, subject, name)), key=salt, digest_size=DIGEST_BYTES).digest()
+
+
+def _chained(before: bytes, row: Sequence[Any]) -> bytes:
+    return sha256(_encoded((before, *row))).digest()
+
+
+def _encoded(values: Sequence[Any]) -> bytes:
+    return msgspec.msgpack.encode([one.encode() if isinstance(one, str) else one for one in values])
+
+
+def forget(db: sqlite3.Connection, *subjects: str) -> int:
+    """Forget the names of some subjects; returns how many. A subject is the `object` of a record, such as
+    `document:ID`, or a person or group: `user:NAME` (with the addresses of that user), `group:NAME`."""
+    chosen = as_json(subjects)
+    found = db.execute("SELECT digest FROM audit_names WHERE subject IN (SELECT value FROM json_each(?))", (chosen,))
+    digests = [bytes(row[0]) for row in found]
+    db.executemany("DELETE FROM audit_names WHERE digest = ?", ((one,) for one in digests))
+    for start in range(0, len(digests), FORGOTTEN_PER_RECORD):
+        names = [one.hex() for one in digests[start : start + FORGOTTEN_PER_RECORD]]
+        append(db, AuditEntry(action=FORGET, details={"names": names}))
+    return len(digests)
+
+
+def erase(db: sqlite3.Connection, erased: Erased) -> int:
+    """Forget the names of what is erased."""
+    return forget(db, *(f"document:{one}" for one in erased.documents), *(f"user:{one}" for one in erased.users))
+
+
+def expire(db: sqlite3.Connection, days: float) -> int:
+    """Delete the oldest records, if they are older than some days; returns how many. A new record says up to which one,
+    so that a verification can begin there. Deletes a part at a time: others wait to write."""
+    limit_us = time.time_ns() // 1_000 - round(days * DAY_US)
+    anchor, head = db.execute("SELECT anchor_seq, head_seq FROM audit_chain").fetchone()
+    kept = db.execute("SELECT seq FROM audit WHERE at_us >= ? ORDER BY seq LIMIT 1", (limit_us,)).fetchone()
+    last = min(head if kept is None else kept[0] - 1, anchor + EXPIRED_AT_ONCE)
+    # A log to which nothing else was added would otherwise record for ever that its last such record was deleted.
+    if not db.execute("SELECT 1 FROM audit WHERE seq <= ? AND action != ? LIMIT 1", (last, EXPIRE)).fetchone():
+        return 0
+    new_anchor = db.execute("SELECT hash FROM audit WHERE seq = ?", (last,)).fetchone()[0]
+    deleted = db.execute("DELETE FROM audit WHERE seq <= ?", (last,)).rowcount
+    db.execute("UPDATE audit_chain SET anchor_seq = ?, anchor_hash = ?", (last, new_anchor))
+    append(db, AuditEntry(action=EXPIRE, details={"through": last, "hash": new_anchor.hex(), "count": deleted}))
+    db.execute(f"DELETE FROM audit_names WHERE day < (SELECT min(at_us) / {DAY_US} FROM audit)")  # noqa: S608
+    return deleted
+
+
+def head(db: sqlite3.Connection) -> AuditHead:
+    seq, found = db.execute("SELECT head_seq, head_hash FROM audit_chain").fetchone()
+    return AuditHead(seq=seq, hash=found.hex())
+
+
+def verify(db: sqlite3.Connection, noted: AuditHead | None = None) -> list[AuditFinding]:
+    """What is wrong with the log: a record or name that was changed, deleted, inserted or moved. With `noted`, also
+    whether the log still has that record."""
+    try:
+        return _Verification(db, noted).findings()
+    except (sqlite3.Error, AttributeError, TypeError, ValueError) as error:
+        return [AuditFinding(seq=0, problem=f"The audit log cannot be read ({error}).")]
+
+
+class _Verification:
+    """One reading of the whole log."""
+
+    def __init__(self, db: sqlite3.Connection, noted: AuditHead | None) -> None:
+        self._db = db
+        self._noted = noted
+        self._found: list[AuditFinding] = []
+        # The record in which each digest without a name was met first.
+        self._nameless: dict[bytes, int] = {}
+        self._forgotten: set[bytes] = set()
+        # The last record that was deleted, as the newest record about that says.
+        self._expired: tuple[Any, Any] = (0, None)
+
+    def findings(self) -> list[AuditFinding]:
+        names = self._valid_names()
+        self._chain(names)
+        for digest, seq in self._nameless.items():
+            if digest not in self._forgotten:
+                self._add(seq, "A name is missing, and no record says that it was forgotten.")
+        return self._found[:MAX_FINDINGS]
+
+    def _add(self, seq: int, problem: str) -> None:
+        if len(self._found) < MAX_FINDINGS:
+            self._found.append(AuditFinding(seq=seq, problem=problem))
+
+    def _valid_names(self) -> set[bytes]:
+        valid = set()
+        kinds = "||' '||".join(f"typeof({name})" for name in ("digest", "salt", "day", "subject", "name"))
+        query = f"SELECT {kinds}, digest, salt, day, CAST(subject AS BLOB), CAST(name AS BLOB) FROM audit_names"  # noqa: S608
+        for found, digest, salt, *key in self._db.execute(query):
+            if found == "blob blob integer text text" and 0 < len(salt) <= 64 and digest == _hidden(salt, *key):
+                valid.add(digest)
+            else:
+                self._add(0, "A name was changed.")
+        return valid
+
+    def _chain(self, names: set[bytes]) -> None:
+        anchor, before, head, head_hash = self._db.execute(
+            "SELECT anchor_seq, anchor_hash, head_seq, head_hash FROM audit_chain"
+        ).fetchone()
+        self._expired = (0, before.hex())
+        seq, last = anchor, before
+        query = f"SELECT {KINDS}, hash, {RAW} FROM audit ORDER BY seq"  # noqa: S608  our own names
+        for kinds, stored, *row in self._db.execute(query):
+            if kinds != EXPECTED_KINDS:
+                self._add(seq + 1, "The record was changed: a value has another type.")
+                seq, last = seq + 1, stored
+                continue
+            if row[0] != seq + 1:
+                self._add(row[0], _gap(seq, row[0]))
+            elif stored != _chained(last, row):
+                self._add(row[0], "The record was changed, or the one before it.")
+            self._remember(row, names)
+            seq, last = row[0], stored
+            if self._noted is not None and self._noted.seq == seq and self._noted.hash != stored.hex():
+                self._add(seq, "The record has another hash than the one that was noted.")
+        if (seq, last) != (head, head_hash):
+            self._add(head, f"The newest record should be {head}, with another hash than that of {seq}.")
+        if self._noted is not None and not anchor < self._noted.seq <= seq:
+            self._add(self._noted.seq, "The log does not have the record that was noted.")
+        if self._expired != (anchor, before.hex()):
+            self._add(anchor, f"Records up to {anchor} were deleted, and no record says so.")
+
+    def _remember(self, row: Sequence[Any], names: set[bytes]) -> None:
+        """Which names the record has, and which names and records it says were deleted."""
+        values = dict(zip(COLUMNS, row, strict=True))
+        details: dict[str, Any] = {}
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):  # it was changed, which the hash has shown
+            details = msgspec.json.decode(values["details"], type=dict)
+        with suppress(ValueError, TypeError, KeyError):
+            if values["action"] == FORGET.encode():
+                self._forgotten.update(map(bytes.fromhex, details["names"]))
+            if values["action"] == EXPIRE.encode():
+                self._expired = (details["through"], details["hash"])
+        granted = _granted(details)
+        for digest in (values["actor"], values["address"], values["name"], *granted):
+            if digest not in names and digest != NO_NAME:
+                self._nameless.setdefault(digest, values["seq"])
+
+
+def _gap(before: int, seq: int) -> str:
+    if seq <= before:
+        return "The record is out of order."
+    missing = f"Record {before + 1} is" if seq == before + 2 else f"Records {before + 1} to {seq - 1} are"
+    return f"{missing} missing."
+
+
+def _granted(details: dict[str, Any]) -> list[bytes]:
+    with suppress(ValueError, TypeError):
+        return [bytes.fromhex(one) for one in details.get("granted", ())]
+    return []
+
+
+READ = (
+    "SELECT audit.*, actors.name AS actor_name, addresses.name AS address_name, names.name AS object_name FROM audit "
+    "LEFT JOIN audit_names AS actors ON actors.digest = actor "
+    "LEFT JOIN audit_names AS addresses ON addresses.digest = address "
+    "LEFT JOIN audit_names AS names ON names.digest = audit.name WHERE "
+)
+CONDITIONS = {
+    "since": "at_us >= ? * 1000000",
+    "until": "at_us < ? * 1000000",
+    "action": "substr(action || '.', 1, length(?) + 1) = ? || '.'",
+    "actor": "actor IN (SELECT digest FROM audit_names WHERE subject IN (?, 'user:' || ?))",
+}
+
+
+def listed(db: sqlite3.Connection, wanted: AuditFilter, before: int | None, limit: int) -> list[AuditRecord]:
+    """Records, newest first, before one of them."""
+    given = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
+    conditions = [_condition(name) for name in given] or ["1"]
+    if before is not None:
+        conditions.append("seq < :before")
+    query = f"{READ}{' AND '.join(conditions)} ORDER BY seq DESC LIMIT :limit"
+    return [_record(db, row) for row in db.execute(query, {**given, "before": before, "limit": limit})]
+
+
+def after(db: sqlite3.Connection, seq: int, limit: int) -> list[AuditRecord]:
+    """Records after one of them, oldest first."""
+    return [_record(db, row) for row in db.execute(f"{READ} seq > ? ORDER BY seq LIMIT ?", (seq, limit))]
+
+
+def _condition(name: str) -> str:
+    return CONDITIONS[name].replace("?", f":{name}")
+
+
+def _record(db: sqlite3.Connection, row: sqlite3.Row) -> AuditRecord:
+    details = msgspec.json.decode(row["details"], type=dict)
+    granted = _granted(details)
+    details.pop("granted", None)
+    return AuditRecord(
+        seq=row["seq"],
+        at=row["at_us"] / 1_000_000,
+        action=row["action"],
+        outcome=row["outcome"],
+        actor=_shown(row["actor"], row["actor_name"]),
+        address=_shown(row["address"], row["address_name"]),
+        surface=row["surface"],
+        key=row["api_key"],
+        request=row["request"],
+        object=row["object"],
+        name=_shown(row["name"], row["object_name"]),
+        granted=tuple(_names_of(db, granted)),
+        details=details,
+        hash=row["hash"].hex(),
+    )
+
+
+def _shown(digest: bytes, name: str | None) -> str | None:
+    return "" if digest == NO_NAME else name
+
+
+def _names_of(db: sqlite3.Connection, digests: Sequence[bytes]) -> Iterator[str | None]:
+    for digest in digests:
+        row = db.execute("SELECT name FROM audit_names WHERE digest = ?", (digest,)).fetchone()
+        yield None if row is None else row[0]
+
+
+def passed_on(db: sqlite3.Connection, reader: str) -> int:
+    """Up to which record the log was passed on to a reader outside, such as a collector."""
+    row = db.execute("SELECT value FROM facts WHERE name = ?", (f"audit_{reader}",)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def set_passed_on(db: sqlite3.Connection, reader: str, seq: int) -> None:
+    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (f"audit_{reader}", str(seq)))
