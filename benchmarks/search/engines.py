@@ -72,7 +72,7 @@ class Ours:
                 content_hash=str(number),
                 recipe="made-up",
                 metadata={name: int(group[rows[0]]) for name, group in corpus.groups.items()},
-                permissions=Permissions(),
+                permissions=Permissions(visibility="public"),
                 day=738000,
                 pages=None,
                 size=at,

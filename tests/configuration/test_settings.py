@@ -60,6 +60,7 @@ DEFAULTS: dict[str, object] = {
     "syfthub_jwks_cache_ttl": 3600.0,
     "jwt_audience": None,
     "data_dir": "~/.local/share/anabranch",
+    "default_visibility": None,
     "models_dir": "~/.cache/anabranch/models",
     "max_document_bytes": 50 * 1024 * 1024,
     "max_document_pages": 2_000,
@@ -192,6 +193,7 @@ EFFECTS = {
     "syfthub_jwks_cache_ttl": "configuration/test_knowledge_settings.py::test_syfthub_jwks_cache_ttl_is_how_long_keys_are_cached",  # noqa: E501
     "jwt_audience": "configuration/test_knowledge_settings.py::test_jwt_audience_must_match_the_token",
     "data_dir": "configuration/test_knowledge_settings.py::test_data_dir_is_where_collections_are_stored",
+    "default_visibility": "configuration/test_default_visibility.py::test_default_visibility_is_that_of_a_new_collection",  # noqa: E501
     "models_dir": "configuration/test_knowledge_settings.py::test_models_dir_is_where_the_embedding_model_is",
     "max_document_bytes": "configuration/test_knowledge_settings.py::test_a_document_over_a_limit_fails_alone",
     "max_document_pages": "configuration/test_knowledge_settings.py::test_a_document_over_a_limit_fails_alone",
@@ -359,6 +361,7 @@ WRONG = {
     "trusted_proxies": [*NO_BLOCKS, "http://10.0.0.1"],
     "model_url": NO_URL,
     "syfthub_jwks_cache_ttl": NO_SECONDS,
+    "default_visibility": ["garbage", "restricted", "Public", "1"],
     "max_document_bytes": NO_COUNT,
     "max_document_pages": NO_COUNT,
     "max_document_expansion": NO_COUNT,

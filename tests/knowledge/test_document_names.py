@@ -141,7 +141,7 @@ async def test_hostile_titles_do_not_make_an_unknown_name_expensive(shop: Worksh
 @pytest.mark.parametrize("caller", [OPERATOR, ALICE, BOB, GUEST, Caller(user="carol", groups=("other", "staff"))])
 async def test_names_follow_the_permissions_of_documents(shop: Workshop, caller: Caller) -> None:
     given = {
-        "public": Permissions(),
+        "public": Permissions(visibility="public"),
         "private": PRIVATE,
         "to bob": Permissions(visibility="restricted", allowed_users=("bob", "dave")),
         "to staff": Permissions(visibility="restricted", allowed_users=("eve",), allowed_groups=("staff",)),
@@ -189,7 +189,7 @@ def with_word(shop: Workshop, searcher: Searcher, word: str) -> list[str]:
 
     def read(db: Connection) -> list[str]:
         keys, _ = searcher._reader.view(db, Filters(), OPERATOR).lexical(word).best(10)
-        return [row["id"] for row in documents.chunks_by_key(db, keys.tolist()).values()]
+        return [row["id"] for row in documents.chunks_by_key(db, OPERATOR, keys.tolist()).values()]
 
     return shop.database.reading(read)
 

@@ -220,8 +220,8 @@ async def test_only_the_owner_sees_and_retries_what_is_not_stored(shop: Moody) -
 @pytest.mark.parametrize(
     ("uploaded", "now", "expected"),
     [
-        (Permissions(), PRIVATE, PRIVATE),
-        (PRIVATE, Permissions(), PRIVATE),
+        (Permissions(visibility="public"), PRIVATE, PRIVATE),
+        (PRIVATE, Permissions(visibility="public"), PRIVATE),
         (None, PRIVATE, PRIVATE),
         (
             Permissions(visibility="restricted", allowed_users=("bob", "carol")),

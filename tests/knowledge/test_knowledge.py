@@ -215,7 +215,7 @@ async def test_changed_permissions_apply_to_the_next_search(shop: Workshop) -> N
     assert await shop.find("herons", BOB) == []
     with pytest.raises(NotFound):
         await shop.room.document(BOB, seen.document_id)
-    await shop.room.describe(OPERATOR, seen.document_id, permissions=Permissions())
+    await shop.room.describe(OPERATOR, seen.document_id, permissions=Permissions(visibility="public"))
     assert len(await shop.find("herons", BOB)) == 1
 
 

@@ -137,8 +137,14 @@ async def library_with_indexer(folder: Path, models_dir: Path, **given: Any) -> 
 
 
 def _settings(folder: Path, models_dir: Path, given: Mapping[str, Any]) -> Settings:
-    # Rules choose the quotations: most tests are about something else, and the evidence model takes time to load.
-    quiet = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "evidence": "off", "aggregation": PATIENT}
+    # Most tests are about something else than what is private by default, or the evidence model, which loads slowly.
+    quiet = {
+        "endpoint_allowlist": LOCAL,
+        "log_level": "ERROR",
+        "evidence": "off",
+        "aggregation": PATIENT,
+        "default_visibility": "public",
+    }
     return Settings(data_dir=str(folder), **{**quiet, "models_dir": str(models_dir), **given})
 
 

@@ -24,6 +24,7 @@ PATIENCE_S = 50.0
 RETRY_S = 0.05
 PAUSE_S = 0.3
 COLLECTION = "notes"
+PUBLIC = {"default_permissions": {"visibility": "public"}}
 OVER = ("completed", "failed", "cancelled")
 WORDS = ("heron", "otter", "pike", "river", "stone", "water", "reed", "night", "fish", "moon", "boat", "frost", "mill")
 INDEXER = "anabranch.app.indexer"
@@ -42,7 +43,7 @@ class Client:
             return await response.json()
 
     async def create(self, name: str = COLLECTION, **settings: Any) -> None:
-        body = {"name": name, "settings": {"chunking_strategy": "sentence", **settings}}
+        body = {"name": name, "settings": {"chunking_strategy": "sentence", **PUBLIC, **settings}}
         await self.call("POST", "/v1/collections", body)
 
     async def ingest(self, *documents: dict[str, Any], url: str | None = None) -> str:

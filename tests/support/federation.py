@@ -19,12 +19,13 @@ from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from conftest import LOCAL, Server, running
 
+PUBLIC = Permissions(visibility="public")
 OPERATOR = Caller(operator=True)
 PATIENCE_S = 30.0
 OPENING = "When does the canteen open?"
 # What is in alice's collection, by title.
 SHELF = {
-    "Canteen": ("The canteen opens at noon.", Permissions()),
+    "Canteen": ("The canteen opens at noon.", PUBLIC),
     "Staff canteen": (
         "The staff canteen opens at eleven.",
         Permissions(visibility="restricted", allowed_users=("carol",), allowed_groups=("board",)),
@@ -138,8 +139,8 @@ async def seed(folder: Path, models_dir: Path) -> Seeded:
     settings = Settings(data_dir=str(folder), models_dir=str(models_dir))
     async with Anabranch.open(settings=settings, indexing=True) as anabranch:
         room = await anabranch.knowledge()
-        await room.create_collection(OPERATOR, "shelf")
-        await room.create_collection(OPERATOR, "cellar")
+        await room.create_collection(OPERATOR, "shelf", default_permissions=PUBLIC)
+        await room.create_collection(OPERATOR, "cellar", default_permissions=PUBLIC)
         shelf = [
             NewDocument(source="text", data=content.encode(), title=title, identity=title, permissions=permissions)
             for title, (content, permissions) in SHELF.items()

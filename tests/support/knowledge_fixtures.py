@@ -11,7 +11,7 @@ from anabranch.knowledge.index.reader import Generations, IndexReader
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.knowledge import Knowledge
-from anabranch.knowledge.model import Caller, Chunking, NewDocument, Parsed, Permissions
+from anabranch.knowledge.model import Caller, Chunking, DefaultVisibility, NewDocument, Parsed, Permissions
 from anabranch.knowledge.parse import ParseLimits, parse
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.queries import QueryRecord
@@ -48,7 +48,11 @@ class Workshop:
     """Everything of a room in the open: what a process has, and what the indexer has."""
 
     def __init__(
-        self, folder: Path, embedder: Embedder | None = None, pages: Mapping[str, bytes] | None = None
+        self,
+        folder: Path,
+        embedder: Embedder | None = None,
+        pages: Mapping[str, bytes] | None = None,
+        default_visibility: DefaultVisibility | None = "public",
     ) -> None:
         self.folder = folder
         self.embedder = embedder or FakeEmbedder()
@@ -57,7 +61,14 @@ class Workshop:
         self.reader = IndexReader(self.generations)
         self.writer = IndexWriter(self.database, self.generations, self.embedder.name)
         searcher = Searcher(self.database, self.reader, self.embedder, None)
-        self.room = Knowledge(database=self.database, reader=self.reader, searcher=searcher, embedder=self.embedder)
+        # Most tests are about something else than who may see what.
+        self.room = Knowledge(
+            database=self.database,
+            reader=self.reader,
+            searcher=searcher,
+            embedder=self.embedder,
+            default_visibility=default_visibility,
+        )
         self._pages = pages or {}
         ingestion = Ingestion(self.database, self.embedder, self._parse, self._fetch)
         self.indexer = Indexer(self.database, ingestion, self.writer, retention_days=30)

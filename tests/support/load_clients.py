@@ -201,6 +201,7 @@ async def crowd(
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
         opened = Crowd(started, session, secrets)
         chunking = {"chunking_strategy": "sentence", "chunk_size": 40, "chunk_overlap": 0}
+        chunking["default_permissions"] = {"visibility": "public"}
         await opened.call("POST", "/v1/collections", {"name": "shop", "settings": chunking})
         await opened.ingest("shop", HANDBOOK, title="Handbook")
         yield opened

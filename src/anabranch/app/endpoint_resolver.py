@@ -13,7 +13,8 @@ from anabranch.domain.errors import InvalidQuestion, UpstreamError
 from anabranch.domain.model import Endpoint
 from anabranch.domain.rights import EVERY_GRANT, Grants
 from anabranch.domain.signals import EndpointRole
-from anabranch.knowledge.model import EVERYTHING, Caller
+from anabranch.knowledge.collection_names import matching
+from anabranch.knowledge.model import EVERYTHING, Caller, Collection
 from anabranch.models.remote import NO_HINTS, Hints, OpenAIModel, SpaceModel
 from anabranch.network.addresses import parse
 from anabranch.network.hub import HubClient
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 # The model that needs no service: it quotes sentences of the documents.
 EXTRACTIVE = Endpoint(slug="extractive", kind="extractive", operator=True)
 COLLECTIONS = Endpoint(slug=EVERYTHING, kind="collection", operator=True)
+OPERATOR = Caller(operator=True)
 # The name of the model that answers when a request names none.
 DEFAULT = "default"
 # Which setting of the default model to check, by what went wrong.
@@ -116,14 +118,12 @@ class EndpointResolver:
         """What a name can mean without the hub: configured sources, MCP servers, collections."""
         if not isinstance(name, str) or name in self._catalog.sources:
             return self._catalog.sources
-        collections = {one: Endpoint(slug=one, kind="collection") for one in await self._collections()}
-        return {**collections, **self.known_sources()}
+        found = await self._collections()
+        names = [*(one.name for one in found), *([name] if matching(name, found, OPERATOR) else ())]
+        return {**{one: collection_endpoint(one) for one in names}, **self.known_sources()}
 
-    async def _collections(self) -> list[str]:
-        if not self._knowledge.exists:
-            return []
-        knowledge = await self._knowledge()
-        return [one.collection.name for one in await knowledge.collections(Caller(operator=True))]
+    async def _collections(self) -> list[Collection]:
+        return await (await self._knowledge()).chosen(OPERATOR, None) if self._knowledge.exists else []
 
     async def _resolved(self, name: Name, configured: Mapping[str, Endpoint], tokens: Mapping[str, str]) -> Endpoint:
         """A configured name, `URL/slug` (trusted like a configured one), or `owner/slug` on the hub."""
@@ -147,6 +147,11 @@ class EndpointResolver:
             return msgspec.structs.replace(found, token=guest)
         names = ", ".join(configured) or "none"
         raise InvalidQuestion(f"{name!r} is neither a configured name ({names}), nor owner/slug, nor URL/slug.")
+
+
+def collection_endpoint(name: str) -> Endpoint:
+    """The collection that a caller means by a name, an id or an address, which the search resolves for that caller."""
+    return Endpoint(slug=name, kind="collection")
 
 
 def _disambiguated(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:

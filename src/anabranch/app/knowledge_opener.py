@@ -18,12 +18,13 @@ from anabranch.domain.contracts import Embedder, Outbound, RunInThread
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.domain.model import Context, Query, Question
 from anabranch.knowledge.model import EVERYTHING, Caller
-from anabranch.knowledge.records import documents
+from anabranch.knowledge.records import collections, documents
 from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.records.erasures import ErasureTimes
 from anabranch.knowledge.supervisor import supervised
 from anabranch.models.factory import LocalEmbedder, embedder_for, reranker_for
 from anabranch.policies.resilience import Resilience
+from anabranch.telemetry.log import Log
 
 if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import Knowledge
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 WRITING_S = 10.0
 T = TypeVar("T")
 
+SAY_VISIBILITY = (
+    "This data folder was made when everybody saw a new collection unless somebody said otherwise. Set "
+    "AGGREGATOR_DEFAULT_VISIBILITY to private or public."
+)
 INDEXER = (sys.executable, "-m", "anabranch.app.indexer")
 
 
@@ -135,6 +140,7 @@ class KnowledgeOpener:
             searcher=searcher,
             embedder=embedder,
             erasure_times=times_of(self._settings),
+            default_visibility=self._settings.default_visibility,
         )
         if self._indexing and self._settings.embedding_url is None:
             self._warming = asyncio.create_task(_warm(knowledge, self.embedder))
@@ -149,8 +155,9 @@ async def _warm(knowledge: "Knowledge", embedder: Embedder) -> None:
         await knowledge.search(Query(text="warm up", limit=1, similarity_threshold=0), Caller(operator=True))
 
 
-def check(settings: Settings) -> None:
-    """Raise ConfigurationError before the start if the records or the reranker cannot be used."""
+def check(settings: Settings, log: Log) -> None:
+    """Raise ConfigurationError before the start if the records or the reranker cannot be used. Log it if everybody sees
+    new collections because nobody has said who may."""
     if settings.reranker_path is not None and not os.access(Path(settings.reranker_path).expanduser(), os.R_OK):
         raise ConfigurationError(
             "AGGREGATOR_RERANKER_PATH takes an ONNX file, or a folder with model.onnx; "
@@ -163,6 +170,8 @@ def check(settings: Settings) -> None:
         require("local-models", f"{folder} holds collections, and their embedding model")
     with closing(Database.open(folder)) as database:
         database.reading(lambda db: documents.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
+        if settings.default_visibility is None and database.reading(collections.default_visibility) == "public":
+            log.warning("new_collections_are_public", hint=SAY_VISIBILITY)
 
 
 def times_of(settings: Settings) -> ErasureTimes:

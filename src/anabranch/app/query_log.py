@@ -10,7 +10,7 @@ import msgspec
 from anabranch.app.endpoint_resolver import EXTRACTIVE
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.domain.contracts import Answerer, Emit, Telemetry
-from anabranch.domain.errors import AnabranchError, Cancelled, InternalError, NotFound
+from anabranch.domain.errors import AnabranchError, Cancelled, Conflict, InternalError, NotFound
 from anabranch.domain.model import Answer, Context, Ground, Question, Until, Usage, Value
 from anabranch.domain.sentences import sentence_views
 from anabranch.domain.signals import AnswerRated
@@ -256,5 +256,5 @@ async def _searched(knowledge: "Knowledge", question: Question, caller: Caller) 
         return ()
     try:
         return tuple(one.key for one in await knowledge.chosen(caller, named))
-    except NotFound:  # deleted meanwhile
+    except (NotFound, Conflict):  # deleted meanwhile, or the source says that the name is ambiguous
         return ()

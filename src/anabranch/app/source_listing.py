@@ -14,6 +14,7 @@ from anabranch.domain.mcp import McpServer, ServerHealth
 from anabranch.domain.model import Endpoint, Value
 from anabranch.domain.rights import ALL, Grants, grant_of_model
 from anabranch.domain.signals import BreakerState, EndpointRole
+from anabranch.knowledge.collection_names import unambiguous
 from anabranch.knowledge.model import Caller
 from anabranch.network.addresses import parse
 from anabranch.policies.breaker import Upstreams
@@ -112,6 +113,7 @@ class SourceListing:
         visible = []
         if self._knowledge.exists:
             visible = await (await self._knowledge()).collections(viewer.caller)
+        known = [one.collection for one in visible]
         documents = sum(one.documents for one in visible)
         together = self._called(
             COLLECTIONS.slug, "collection", COLLECTIONS, "built_in", viewer, history.of("source", COLLECTIONS)
@@ -120,7 +122,7 @@ class SourceListing:
             replace(together, title="All collections", documents=documents),
             *(
                 ListedSource(
-                    name=one.collection.name,
+                    name=unambiguous(one.collection, known, viewer.caller),
                     kind="collection",
                     title=(one.collection.description or one.collection.name)[:MAX_TITLE],
                     owner=one.collection.owner or None,

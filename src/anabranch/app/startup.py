@@ -80,7 +80,7 @@ TO_EVERYBODY = (
 
 
 def check(settings: Settings, log: Log) -> None:
-    knowledge_opener.check(settings)
+    knowledge_opener.check(settings, log)
     check_evidence(settings)
     if not knowledge_opener.is_writable(settings):
         log.warning("data_folder_not_writable", folder=settings.data_dir, hint=NO_COLLECTIONS)

@@ -110,6 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     syfthub_jwks_cache_ttl: Seconds = 3600.0
     jwt_audience: Text | None = None
     data_dir: Folder = "~/.local/share/anabranch"
+    default_visibility: Annotated[Literal["private", "public"], Meta(description="private or public")] | None = None
     models_dir: Folder = "~/.cache/anabranch/models"
     max_document_bytes: Count = 50 * 1024 * 1024
     max_document_pages: Count = 2_000

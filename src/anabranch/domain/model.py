@@ -269,9 +269,10 @@ class Scores(Value, gc=False):
 
 
 class Place(Value):
-    """The location of a passage in a collection: `start` and `end` are character offsets in the document's content,
-    `index` is the number of its chunk in the document, from 0; `added` characters at its end complete the chunk.
-    `page` is the one on which it begins; `later_pages` are the others, each with the offset at which it begins."""
+    """The location of a passage in a collection of an owner: `start` and `end` are character offsets in the
+    document's content, `index` is the number of its chunk in the document, from 0; `added` characters at its end
+    complete the chunk. `page` is the one on which it begins; `later_pages` are the others, each with the offset at
+    which it begins."""
 
     chunk_id: str
     collection: str
@@ -287,6 +288,7 @@ class Place(Value):
     chunk_type: ChunkType | None = None
     added: int = 0
     later_pages: tuple[tuple[int, int], ...] = ()
+    owner: str | None = None
 
     def page_at(self, offset: int) -> int | None:
         """The page of an offset in the document's content."""

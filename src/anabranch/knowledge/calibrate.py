@@ -86,7 +86,7 @@ def _rows(
     view = reader.view(db, Filters(), OPERATOR)
     asking = Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False)
     found = retrieve(view, asking, embeddings, RelevanceCurve(near=0, shared=0, bias=0))
-    rows = documents.chunks_by_key(db, found.keys.tolist())
+    rows = documents.chunks_by_key(db, OPERATOR, found.keys.tolist())
     labels = [rows[key]["identity"] in relevant for key in found.keys.tolist()]
     return np.column_stack((found.dense, found.shared, np.array(labels, np.float64)))
 

@@ -86,10 +86,7 @@ class DistinctChunks:
         return list(chosen)
 
     def _visible(self, keys: Sequence[int]) -> dict[int, Row]:
-        rows = documents.chunks_by_key(self._db, keys)
-        return {
-            key: row for key, row in rows.items() if documents.permissions_of(row).permits(self._caller, row["owner"])
-        }
+        return documents.chunks_by_key(self._db, self._caller, keys)
 
     def _leave_out(self, row: Row, better: Sequence[Row]) -> bool:
         """Whether one of the better chunks says the same; it then names this one."""

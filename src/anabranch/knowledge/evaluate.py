@@ -101,7 +101,7 @@ def _ranked(
         "hybrid": wide.keys.tolist(),
         "rerank": list(dict.fromkeys((*best.keys.tolist(), *wide.keys.tolist()))),
     }
-    rows = documents.chunks_by_key(db, list(chain.from_iterable(keys.values())))
+    rows = documents.chunks_by_key(db, OPERATOR, list(chain.from_iterable(keys.values())))
     return {stage: list(dict.fromkeys(rows[key]["identity"] for key in chunks)) for stage, chunks in keys.items()}
 
 

@@ -18,6 +18,7 @@ from anabranch.domain.model import Embedding
 from anabranch.knowledge.chunking import chunk
 from anabranch.knowledge.index.writer import FOLD_ROWS, FOLD_S, IndexWriter
 from anabranch.knowledge.model import (
+    FOLLOWS_COLLECTION,
     Chunking,
     Collection,
     DocumentDraft,
@@ -29,7 +30,7 @@ from anabranch.knowledge.model import (
     StoredDocument,
     Unprocessable,
 )
-from anabranch.knowledge.records import documents, jobs, queries
+from anabranch.knowledge.records import collections, documents, jobs, queries
 from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.jobs import Claim, Hold
 
@@ -179,13 +180,13 @@ def find_stored(
 
 
 def permissions_for(collection: Collection, arrived: NewDocument, stored: StoredDocument | None) -> Permissions:
-    """The permissions given with a document, else those of the stored document, else the collection's default. A retry
-    permits nobody whom the stored document does not permit now."""
+    """The permissions given with a document, else those of the stored document; without either it follows its
+    collection. A retry permits nobody whom the stored document does not permit now."""
     if stored is None:
-        return arrived.permissions or collection.settings.default_permissions
-    if arrived.permissions is not None and arrived.retried:
-        return arrived.permissions.narrowed(stored.permissions)
-    return arrived.permissions or stored.permissions
+        return arrived.permissions or FOLLOWS_COLLECTION
+    if arrived.permissions in (None, stored.permissions) or not arrived.retried:
+        return arrived.permissions or stored.permissions
+    return arrived.permissions.of_document(collection).narrowed(stored.permissions.of_document(collection))
 
 
 def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: int) -> DocumentDraft:
@@ -244,7 +245,8 @@ def _store(db: Connection, claim: Claim, prepared: Prepared, vectors: Sequence[E
             jobs.finish(db, claim.key, "cancelled")
         case Chunked(draft=draft, pieces=pieces):
             old = documents.by_identity(db, draft.collection, draft.identity)
-            draft = msgspec.structs.replace(draft, permissions=permissions_for(claim.collection, claim.arrived, old))
+            collection = _current(db, claim)
+            draft = msgspec.structs.replace(draft, permissions=permissions_for(collection, claim.arrived, old))
             stored = documents.insert(db, draft, pieces, vectors)
             _complete(db, claim, "replaced" if old else "added", stored)
         case AlreadyStored(document=document, changed=changed):
@@ -256,7 +258,7 @@ def _store(db: Connection, claim: Claim, prepared: Prepared, vectors: Sequence[E
                     now,
                     title=_given_title(claim.arrived) or now.title,
                     metadata=metadata,
-                    permissions=permissions_for(claim.collection, claim.arrived, now),
+                    permissions=permissions_for(_current(db, claim), claim.arrived, now),
                     day=day_of(metadata, now.created_at),
                     connector_id=claim.arrived.connector_id,
                 )
@@ -274,6 +276,11 @@ def _acting_for(claim: Claim) -> Iterator[None]:
         yield
     finally:
         acting.reset(before)
+
+
+def _current(db: Connection, claim: Claim) -> Collection:
+    """The claim's collection as it is now: its permissions may have changed since."""
+    return collections.by_key(db, claim.collection.key) or claim.collection
 
 
 def _complete(db: Connection, claim: Claim, outcome: Outcome, stored: StoredDocument) -> None:

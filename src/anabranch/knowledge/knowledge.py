@@ -1,6 +1,5 @@
 """Collections, documents, jobs and the query log as callers use them, with permission checks."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as AnyCollection
 from hashlib import sha256
@@ -15,14 +14,15 @@ from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFou
 from anabranch.domain.model import Filters, Passage, Query, Value
 from anabranch.knowledge import key_requests, lookup
 from anabranch.knowledge.chunking import effective
+from anabranch.knowledge.collection_names import checked_name
 from anabranch.knowledge.index.reader import Catalog, IndexReader
 from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
 from anabranch.knowledge.model import (
-    EVERYTHING,
     Caller,
     Chunking,
     Collection,
     CollectionSettings,
+    DefaultVisibility,
     DocumentStatus,
     Erased,
     Job,
@@ -41,7 +41,6 @@ from anabranch.knowledge.search import Searcher, SearchHits
 
 T = TypeVar("T")
 
-NAME = re.compile(r"[^\x00-\x1f\x7f]{1,100}")
 MAX_DOCUMENTS = 1_000
 MAX_METADATA = 64 * 1024
 # In the index: a chunk's key and length; its vector in 32 bits, 8 bits and 1 bit per number; a posting per word.
@@ -79,8 +78,10 @@ class Knowledge:
         reader: IndexReader,
         searcher: Searcher,
         embedder: Embedder,
+        default_visibility: DefaultVisibility | None = None,
         erasure_times: ErasureTimes = ErasureTimes(),  # noqa: B008  frozen
     ) -> None:
+        self._default_visibility = default_visibility
         self._database = database
         self._reader = reader
         self._searcher = searcher
@@ -111,16 +112,15 @@ class Knowledge:
         description: str = "",
         embedding_model: str | None = None,
         chunking: Chunking = Chunking(),  # noqa: B008  frozen
-        default_permissions: Permissions = Permissions(),  # noqa: B008
+        default_permissions: Permissions | None = None,
     ) -> Collection:
+        """Without permissions, the caller alone sees it, unless the settings or the data folder say otherwise."""
         if _is_guest(caller):
             raise Forbidden("Guests cannot create collections. Send an API key or a token.")
         if caller.rights.collections is not None:
             raise Forbidden("This API key is for some collections only, so it cannot create others.")
-        if name.strip() == EVERYTHING:
-            raise InvalidQuestion(f"The name {EVERYTHING!r} stands for all collections; choose another one.")
-        if not NAME.fullmatch(name) or not name.strip():
-            raise InvalidQuestion("name must have 1 to 100 characters, and no control characters.")
+        name = checked_name(name)
+        _check_permissions(default_permissions)
         if embedding_model not in (None, self._embedder.name):
             raise InvalidQuestion(
                 f"embedding_model is {embedding_model!r}, but this installation embeds everything with "
@@ -129,33 +129,56 @@ class Knowledge:
                 f"anabranch index rebuild"
             )
         limited = effective(chunking, self._embedder)
-        settings = CollectionSettings(
-            embedding_model=self._embedder.name,
-            chunking=limited,
-            requested=chunking if chunking != limited else None,
-            default_permissions=default_permissions,
-        )
-        created = await self._database.write(
-            lambda db: collections.create(
-                db, owner=caller.owner, name=name.strip(), description=description, settings=settings
+
+        def write(db: Connection) -> Collection | None:
+            unsaid = Permissions(visibility=self._default_visibility or collections.default_visibility(db))
+            settings = CollectionSettings(
+                embedding_model=self._embedder.name,
+                chunking=limited,
+                requested=chunking if chunking != limited else None,
+                default_permissions=default_permissions or unsaid,
             )
-        )
+            return collections.create(db, owner=caller.owner, name=name, description=description, settings=settings)
+
+        created = await self._database.write(write)
         if created is None:
-            raise Conflict(f"There is a collection named {name.strip()!r} already.")
+            raise Conflict(f"There is a collection named {name!r} already.")
         return created
+
+    async def describe_collection(
+        self, caller: Caller, name: str, *, description: str | None = None, permissions: Permissions | None = None
+    ) -> Collection:
+        """Change the description or the permissions of a collection; its documents without permissions of their own
+        follow it at once."""
+        _check_permissions(permissions)
+        key = (await self.collection(caller, name)).collection.key
+
+        def write(db: Connection) -> Collection:
+            found = collections.by_key(db, key)
+            if found is None:
+                raise NotFound(f"There is no collection {name!r}.")
+            _may_change(caller, found.owner, "collection")
+            settings = msgspec.structs.replace(
+                found.settings, default_permissions=permissions or found.settings.default_permissions
+            )
+            described = found.description if description is None else description
+            return collections.describe(db, key, described, settings) or found
+
+        return await self._database.write(write)
 
     async def collections(self, caller: Caller) -> list[CollectionCounts]:
         return await self._with_catalog(lambda db, catalog: _counts(db, catalog, caller))
 
     async def collection(self, caller: Caller, name: str) -> CollectionCounts:
-        """The collection with this id or name; the caller's own takes precedence."""
+        """The collection with this id, address or name; the caller's own takes precedence. Conflict if several have the
+        name."""
         found = await self._with_catalog(lambda db, catalog: _counts(db, catalog, caller, name))
         if not found:
             raise NotFound(f"There is no collection {name!r}.")
         return found[0]
 
     async def chosen(self, caller: Caller, names: Sequence[str] | None) -> list[Collection]:
-        """The collections with these ids or names, or all that the caller can see."""
+        """The collections with these ids, addresses or names, or all that the caller can see."""
 
         def read(_: Connection, catalog: Catalog) -> list[Collection]:
             permitted = catalog.permitted(caller)
@@ -520,6 +543,14 @@ def _counts(db: Connection, catalog: Catalog, caller: Caller, name: str | None =
     return [
         CollectionCounts(collection=one, dimensions=dimensions, **catalog.totals(one.key, permitted)) for one in found
     ]
+
+
+def _check_permissions(permissions: Permissions | None) -> None:
+    """Refuse a collection that follows a collection."""
+    if permissions is not None and permissions.visibility == "collection":
+        raise InvalidQuestion(
+            "visibility 'collection' is for documents; a collection is public, private or restricted."
+        )
 
 
 def _changeable(db: Connection, caller: Caller, identifier: str) -> StoredDocument:

@@ -1,6 +1,6 @@
 """Documents as a caller sees them, stored or not stored yet: a page of a list, or one by its id, file name or title."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -54,7 +54,7 @@ def page(
         after=max(0, after - ITEM_KEYS),
         limit=limit - len(found),
     )
-    stored = _permitted(caller, documents.by_ids(db, [item.document_id for item in items]))
+    stored = documents.visible_by_ids(db, caller, [item.document_id for item in items])
     by_id = {one.id: one for one in stored}
     for item in items:
         one = by_id.get(item.document_id)
@@ -85,7 +85,7 @@ def with_states(db: Connection, caller: Caller, stored: Iterable[StoredDocument]
 def find(db: Connection, caller: Caller, name: str) -> StoredDocument:
     """The document with this id, else file name, else title, else either of them ignoring case. NotFound if the caller
     can see none, Conflict if several have the name."""
-    for one in _permitted(caller, documents.by_ids(db, [name])):
+    for one in documents.visible_by_ids(db, caller, [name]):
         return with_states(db, caller, [one])[0]
     for item in jobs.open_by_documents(db, caller, [name]).values():
         return item.document
@@ -104,10 +104,6 @@ def find_failed(db: Connection, caller: Caller, name: str) -> jobs.OpenItem:
         return failed[_only(db, name, [item.document for item in failed.values()]).id]
     found = find(db, caller, name)
     raise Conflict(f"{found.title!r} is {found.status}; only a document that has failed can be retried.")
-
-
-def _permitted(caller: Caller, found: Iterable[StoredDocument]) -> Iterator[StoredDocument]:
-    return (one for one in found if caller.sees(one.collection) and one.permissions.permits(caller, one.owner))
 
 
 def _stored_matches(db: Connection, caller: Caller, name: str) -> list[StoredDocument]:

@@ -57,7 +57,9 @@ class Chunking(Value):
     overlap: int = 50
 
 
-Visibility = Literal["public", "private", "restricted"]
+# A document with the visibility `collection` is seen by whoever may see its collection.
+Visibility = Literal["collection", "public", "private", "restricted"]
+DefaultVisibility = Literal["private", "public"]
 # `manual` and `api` hold text like `text`; they say who put it there: a person, or another program.
 SourceType = Literal["file", "url", "text", "manual", "api"]
 ItemStatus = Literal["pending", "processing", "completed", "failed", "cancelled"]
@@ -69,6 +71,8 @@ Rating = Literal["thumbs_up", "thumbs_down"]
 
 # The reserved name that stands for all collections.
 EVERYTHING = "collections"
+# What the address of a collection begins with.
+ADDRESS = "collection:"
 
 
 class Caller(Value):
@@ -108,9 +112,9 @@ class Identified(Caller):
 
 
 class Permissions(Value):
-    """Who may see a document: everyone, its owner, or its owner and the named users and groups."""
+    """Who may see a document or a collection: everyone, its owner, or its owner and the named users and groups."""
 
-    visibility: Visibility = "public"
+    visibility: Visibility
     allowed_users: tuple[str, ...] = ()
     allowed_groups: tuple[str, ...] = ()
 
@@ -133,6 +137,10 @@ class Permissions(Value):
             allowed_groups=self.allowed_groups,
         )
 
+    def of_document(self, collection: "Collection") -> "Permissions":
+        """Those of the collection, if a document follows it."""
+        return collection.settings.default_permissions if self.visibility == "collection" else self
+
     def narrowed(self, other: "Permissions") -> "Permissions":
         """Permissions that permit nobody whom one of the two does not permit."""
         if "private" in (self.visibility, other.visibility):
@@ -146,13 +154,18 @@ class Permissions(Value):
         )
 
 
+PRIVATE = Permissions(visibility="private")
+FOLLOWS_COLLECTION = Permissions(visibility="collection")
+
+
 class CollectionSettings(Value):
-    """`requested` is the requested chunking, if the embedder's window limits it."""
+    """`requested` is the requested chunking, if the embedder's window limits it. `default_permissions` say who may see
+    the collection, and its documents that have none of their own."""
 
     embedding_model: str
     chunking: Chunking = Chunking()
     requested: Chunking | None = None
-    default_permissions: Permissions = Permissions()
+    default_permissions: Permissions = PRIVATE
 
 
 class Collection(Value):
@@ -163,6 +176,14 @@ class Collection(Value):
     description: str
     settings: CollectionSettings
     created_at: float
+
+    @property
+    def address(self) -> str:
+        """What names it whoever asks: `collection:owner/name`; the operator's collections have an empty owner."""
+        return f"{ADDRESS}{self.owner}/{self.name}"
+
+    def permits(self, caller: Caller) -> bool:
+        return self.settings.default_permissions.permits(caller, self.owner)
 
 
 class NewDocument(Value):

@@ -297,9 +297,9 @@ def fetch(
     passages: dict[int, Passage] = {}
     for begin in range(0, len(ordered), wanted):  # more than once only if indexed chunks were deleted
         keys = {rank: int(found.keys[rank]) for rank in ordered[begin : begin + wanted].tolist()}
-        rows = documents.chunks_by_key(db, list(keys.values()))
+        rows = documents.chunks_by_key(db, caller, list(keys.values()))
         for rank, row in ((rank, rows[key]) for rank, key in keys.items() if key in rows):
-            if len(passages) < wanted and documents.permissions_of(row).permits(caller, row["owner"]):
+            if len(passages) < wanted:
                 passages[rank] = _passage(row, found, rank, source)
         if len(passages) >= wanted:
             break
@@ -435,6 +435,7 @@ def _passage(row: Row, found: Candidates, at: int, source: str | None) -> Passag
         place=Place(
             chunk_id=row["chunk_id"],
             collection=row["collection_name"],
+            owner=row["collection_owner"] or None,
             start=row["start_char"],
             end=row["end_char"],
             tokens=row["chunk_tokens"],

@@ -23,7 +23,7 @@ async def test_a_new_collection_says_what_was_made_smaller(shelf: Library) -> No
     made = reply.body
     assert reply.status == 201
     assert set(made) == {
-        *("id", "name", "description", "owner", "settings"),
+        *("id", "name", "address", "description", "owner", "settings"),
         *("document_count", "chunk_count", "created_at", "published"),
     }
     assert (made["name"], made["description"], made["owner"]) == ("defaults", "All of it", None)
@@ -68,7 +68,7 @@ async def test_a_name_is_taken_once_by_each_owner(shelf: Library) -> None:
         ({}, "name"),
         ({"name": ""}, "name"),
         ({"name": "  "}, "1 to 100"),
-        ({"name": "a\nb"}, "control"),
+        ({"name": "a\nb"}, "U+000A"),
         ({"name": "n" * 101}, "name"),
         ({"name": 5}, "name"),
         ({"name": "x", "settings": []}, "settings"),

@@ -91,7 +91,7 @@ async def test_a_document_is_opened_whole_or_in_part(shelf: Library) -> None:
     assert set(whole) == {
         *("id", "collection_id", "collection", "title", "source", "metadata", "permissions", "content_hash"),
         *("chunk_count", "token_count", "size_bytes", "pages", "created_at", "updated_at"),
-        *("status", "error", "processed_at", "searchable"),
+        *("status", "error", "processed_at", "searchable", "collection_owner"),
         *("content", "content_start", "content_end", "content_length"),
     }
     assert (whole["collection"], whole["title"], whole["metadata"]) == (

@@ -17,6 +17,8 @@ SECRET = "Project Nightingale will be announced on the 9th of November in Lisbon
 QUESTION = "When will Project Nightingale be announced?"
 PUBLIC = {"visibility": "public", "allowed_users": [], "allowed_groups": []}
 RESTRICTED = {"visibility": "restricted", "allowed_users": ["bob"], "allowed_groups": []}
+PRIVATE = {"visibility": "private", "allowed_users": [], "allowed_groups": []}
+FOLLOWS = {"visibility": "collection", "allowed_users": [], "allowed_groups": []}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -182,7 +184,7 @@ async def test_ingesting_again_without_permissions_keeps_them(shelf: Library, as
         ("The first plan.", {"metadata": {"state": "old"}}, "updated", RESTRICTED),
         ("The first plan.", {"metadata": {"state": "older"}, "permissions": None}, "updated", RESTRICTED),
         ("The second plan.", {}, "replaced", RESTRICTED),
-        ("The second plan.", {"permissions": {}}, "updated", PUBLIC),
+        ("The second plan.", {"permissions": {}}, "updated", PRIVATE),
         ("The third plan.", {"permissions": RESTRICTED}, "replaced", RESTRICTED),
         ("The fourth plan.", {"permissions": PUBLIC}, "replaced", PUBLIC),
     ):
@@ -193,11 +195,55 @@ async def test_ingesting_again_without_permissions_keeps_them(shelf: Library, as
         assert seen.status == (200 if expected == PUBLIC else 404)
 
 
-async def test_a_new_document_without_permissions_has_those_of_the_collection(shelf: Library) -> None:
-    await shelf.collection("defaults", who="alice", default_permissions=RESTRICTED)
+async def test_a_document_without_permissions_follows_its_collection(shelf: Library) -> None:
+    made = await shelf.collection("defaults", who="alice", default_permissions=RESTRICTED)
     (item,) = await shelf.ingest("defaults", text("The budget."), who="alice")
-    kept = await shelf.good("GET", f"/v1/documents/{item['id']}", who="alice")
-    assert kept["permissions"] == RESTRICTED
+    path = f"/v1/documents/{item['id']}"
+    assert (await shelf.good("GET", path, who="alice"))["permissions"] == FOLLOWS
+    assert [(await shelf.call("GET", path, who=who)).status for who in ("bob", "carol")] == [200, 404]
+    changed = await shelf.good("PATCH", f"/v1/collections/{made}", {"default_permissions": PRIVATE}, who="alice")
+    assert changed["settings"]["default_permissions"] == PRIVATE
+    assert (await shelf.call("GET", path, who="bob")).status == 404
+    await shelf.good("PATCH", path, {"permissions": RESTRICTED}, who="alice")
+    assert (await shelf.call("GET", path, who="bob")).status == 200
+    await shelf.good("PATCH", path, {"permissions": {"visibility": "collection"}}, who="alice")
+    assert (await shelf.call("GET", path, who="bob")).status == 404
+
+
+async def test_only_its_owner_changes_a_collection_and_it_follows_none(shelf: Library) -> None:
+    made = await shelf.collection("board", who="alice", default_permissions=RESTRICTED)
+    for who, status in (("bob", 403), ("carol", 404)):
+        reply = await shelf.call("PATCH", f"/v1/collections/{made}", {"default_permissions": PUBLIC}, who=who)
+        assert reply.status == status
+    body = {"default_permissions": {"visibility": "collection"}}
+    assert (await shelf.call("PATCH", f"/v1/collections/{made}", body, who="alice")).code == "VALIDATION_ERROR"
+    named = await shelf.good("PATCH", f"/v1/collections/{made}", {"description": "Minutes"}, who="alice")
+    assert (named["description"], named["settings"]["default_permissions"]) == ("Minutes", RESTRICTED)
+
+
+async def test_a_name_of_several_collections_is_refused_with_the_choices_that_the_caller_may_see(
+    shelf: Library,
+) -> None:
+    for owner, permissions in (("alice", PUBLIC), ("bob", PUBLIC), ("root", PRIVATE)):
+        await shelf.collection("twins", who=owner, default_permissions=permissions)
+        await shelf.ingest("twins", text(f"Twins of {owner}.", title=f"Twins of {owner}"), who=owner)
+    body = {"query": "Whose twins?", "collections": ["twins"]}
+    for path in ("/v1/query", "/rag/stream"):
+        refused = await shelf.call("POST", path, body, who="carol")
+        assert refused.status == 409
+        assert "use collection:alice/twins or collection:bob/twins" in str(refused.body)
+        assert "root" not in str(refused.body)
+    asked = await shelf.ask("Whose twins?", who="carol", collections=["collection:bob/twins"])
+    assert [(one["title"], one["owner"]) for one in asked["sources"]] == [("Twins of bob", "bob")]
+    own = await shelf.ask("Whose twins?", who="alice", collections=["twins"])
+    assert [one["owner"] for one in own["sources"]] == ["alice"]
+    message = {"role": "user", "content": "Whose twins?"}
+    for model, status in (("twins", 409), ("collection:twins", 409), ("collection:bob/twins", 200)):
+        completion = {"model": model, "messages": [message]}
+        assert (await shelf.call("POST", "/v1/chat/completions", completion, who="carol")).status == status
+    chat = {"prompt": "Whose twins?", "data_sources": [{"slug": "collection:bob/twins"}]}
+    answer = await shelf.good("POST", "/api/v1/chat", chat, who="carol")
+    assert [one["owner"] for one in answer["sources"].values()] == ["bob"]
 
 
 async def test_a_collection_of_hidden_documents_shows_to_whom_one_is_shown(shelf: Library) -> None:

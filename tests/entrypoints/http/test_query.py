@@ -51,7 +51,7 @@ async def test_an_answer_has_the_documented_form(shelf: Library) -> None:
     first = answer["sources"][0]
     assert set(first) == {
         *("chunk_id", "document_id", "title", "content_snippet", "score", "citation_index", "source"),
-        *("chunk_index", "created_at"),
+        *("chunk_index", "created_at", "owner"),
         *("collection", "page", "section_title", "headers", "start_char", "end_char", "url", "metadata", "scores"),
         *("chunk_type", "also_in", "also_in_count", "evidence", "suspected_instructions"),
     }

@@ -219,6 +219,7 @@ def test_search_text_names_the_near_duplicates_that_were_left_out() -> None:
         text="Said.",
         score=0.9,
         collection="notes",
+        owner=None,
         document_id="d",
         start_char=0,
         end_char=5,

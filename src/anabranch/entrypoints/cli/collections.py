@@ -42,7 +42,7 @@ from anabranch.entrypoints.cli.terminal import (
     write_text,
 )
 from anabranch.knowledge.knowledge import CollectionCounts, Knowledge
-from anabranch.knowledge.model import Chunking, Collection, DocumentStatus, Permissions, StoredDocument
+from anabranch.knowledge.model import Chunking, Collection, DocumentStatus, StoredDocument
 from anabranch.knowledge.records import collections as records_of_collections
 from anabranch.knowledge.records.erasures import Erasure
 
@@ -97,7 +97,7 @@ def create(
     settings: Settings,
 ) -> None:
     """Create an empty collection with its chunking and default permissions."""
-    permissions = permissions_given(visibility, users, groups) or Permissions()
+    permissions = permissions_given(visibility, users, groups)
     chosen = msgspec.structs.replace(Chunking(), **chunking_given(chunking, chunk_size, overlap))
 
     async def work(knowledge: Knowledge) -> CollectionCounts:
@@ -142,12 +142,43 @@ def delete_collection(name: str, yes: bool, as_json: bool, settings: Settings) -
     _note_erasure(erasure)
 
 
+@collections.command("permissions")
+@click.argument("name")
+@permission_options
+@json_option
+@settings_option
+def collection_permissions(
+    name: str,
+    visibility: str | None,
+    users: tuple[str, ...],
+    groups: tuple[str, ...],
+    as_json: bool,
+    settings: Settings,
+) -> None:
+    """Change who may see a collection, by its NAME or id, and its documents without permissions of their own."""
+    chosen = permissions_given(visibility, users, groups)
+    if chosen is None:
+        raise click.UsageError("Give the permissions with --visibility, --user or --group.")
+
+    async def work(knowledge: Knowledge) -> CollectionCounts:
+        changed = await knowledge.describe_collection(OPERATOR, name, permissions=chosen)
+        return await knowledge.collection(OPERATOR, changed.id)
+
+    found = run(settings, work)
+    print_result(
+        _collection_view(found),
+        f"{flat(found.collection.name)} is {flat(permissions_text(chosen))} now.",
+        as_json=as_json,
+    )
+
+
 def _collection_view(one: CollectionCounts) -> dict[str, Any]:
     """A collection as `--json` prints it."""
     stored = one.collection
     return {
         "id": stored.id,
         "name": stored.name,
+        "address": stored.address,
         "owner": stored.owner,
         "description": stored.description,
         "documents": one.documents,

@@ -31,7 +31,7 @@ from anabranch.entrypoints.cli.options import (
 from anabranch.entrypoints.cli.resources import OPERATOR, alone, index_of, knowledge, records, require_model
 from anabranch.entrypoints.cli.terminal import counted, flat, notes, output, print_json, progress
 from anabranch.knowledge.knowledge import Knowledge
-from anabranch.knowledge.model import Chunking, Collection, NewDocument, Permissions
+from anabranch.knowledge.model import Chunking, Collection, NewDocument
 from anabranch.knowledge.parse.builder import mebibytes
 from anabranch.models.factory import LocalEmbedder
 from anabranch.network.addresses import parse
@@ -413,7 +413,7 @@ class IngestRun:
                 OPERATOR,
                 name,
                 chunking=msgspec.structs.replace(Chunking(), **self._options.chunking),
-                default_permissions=self._options.described.permissions or Permissions(),
+                default_permissions=self._options.described.permissions,
             )
         return (await knowledge.collection(OPERATOR, name)).collection
 

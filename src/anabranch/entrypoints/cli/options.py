@@ -87,7 +87,8 @@ permission_options = _together(
     click.option(
         "--visibility",
         type=click.Choice(get_args(Visibility)),
-        help="Who may see it: everyone, only its owner, or its owner and the named users and groups.",
+        help="Who may see it: everyone, only its owner, or its owner and the named users and groups; a document also "
+        "as its collection.",
     ),
     click.option("--user", "users", multiple=True, help="A user who may see a restricted document; repeatable."),
     click.option("--group", "groups", multiple=True, help="A group that may see a restricted document; repeatable."),

@@ -46,6 +46,7 @@ from anabranch.entrypoints.logged_queries import (
     query_entry,
     seconds_of,
 )
+from anabranch.knowledge.collection_names import only
 from anabranch.knowledge.records import audit, collections
 from anabranch.knowledge.records import queries as query_log
 from anabranch.knowledge.records.database import Connection
@@ -282,11 +283,11 @@ def _wanted(settings: Settings, **given: Any) -> QueryFilter:
 
 
 def _collection_key(settings: Settings, name: str) -> int:
-    """The collection with this id or name; of two with one name, the operator's own."""
-    matching = [one for one in read(settings, collections.listed) if name in (one.id, one.name)]
-    if not matching:
+    """The collection with this id, address or name; Conflict if several have the name."""
+    found = only(name, read(settings, collections.listed), OPERATOR)
+    if found is None:
         raise NotFound(f"There is no collection {name!r}.")
-    return min(matching, key=lambda one: (one.id != name, one.owner != OPERATOR.owner)).key
+    return found.key
 
 
 def _listed(settings: Settings, wanted: QueryFilter, limit: int, *, rated: bool = False) -> list[LoggedQuery]:

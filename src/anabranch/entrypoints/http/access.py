@@ -227,8 +227,9 @@ class Access:
         streaming: bool = False,
         names_configured: bool = False,
     ) -> Context:
-        """The Context of a question of this caller. `names_configured`: it names what the operator configured. Whether
-        it is the operator on this machine is found out only for that, and where there is a rate limit."""
+        """The Context of a question of this caller. `names_configured`: it names what the operator configured, or a
+        collection. Whether it is the operator without a key is found out only for that, and where there is a rate
+        limit."""
         scope, caller = call.scope, call.caller
         traceparent, tracestate = trace(scope)
         matters = names_configured or call.surface in self._limited
@@ -238,7 +239,7 @@ class Access:
             address=self.address(scope),
             user_id=caller.user,
             groups=caller.groups,
-            operator=caller.operator,
+            operator=caller.operator or (names_configured and caller is ANYONE and self._is_operator(scope)),
             collections=caller.rights.collections,
             credential=caller.credential,
             tokens=tokens,

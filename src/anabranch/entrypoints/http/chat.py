@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from anabranch.app.endpoint_resolver import EXTRACTIVE
+from anabranch.app.endpoint_resolver import EXTRACTIVE, collection_endpoint
 from anabranch.app.questions import Options
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.events import (
@@ -42,6 +42,7 @@ from anabranch.entrypoints.http.operations import Call, EventStream, Operation, 
 from anabranch.entrypoints.http.query_wire import AnswerSupport, FallbackWanted, RemovedLinks
 from anabranch.entrypoints.http.streams import AnswerSurface, event_frame, whole
 from anabranch.entrypoints.verification import VerificationView, VerifiedRequest, verification
+from anabranch.knowledge.model import ADDRESS
 from anabranch.pipeline.run import Run
 
 WireStatus = Literal[
@@ -102,11 +103,12 @@ class ChatRequest(VerifiedRequest, kw_only=True):
 
 
 class DocumentSource(Value, gc=False, omit_defaults=True):
-    """`suspected_instructions` are sentences that look like instructions to a model; only with `defence` in the
-    request, and of documents in the prompt."""
+    """`owner` is that of the collection, if a user owns it. `suspected_instructions` are sentences that look like
+    instructions to a model; only with `defence` in the request, and of documents in the prompt."""
 
     slug: str
     content: str
+    owner: str | None = None
     suspected_instructions: tuple[str, ...] = ()
 
 
@@ -262,7 +264,11 @@ class ChatSurface(AnswerSurface):
     def _question(self, call: Call[ChatRequest], references: Sequence[EndpointRef], grants: Grants) -> Question:
         request = call.request
         public_only = self.access.public_only(call.scope, call.caller)
-        known = self.anabranch.questions.known_sources(grants) if may_name(call.caller, grants) else {}
+        may = may_name(call.caller, grants)
+        known = self.anabranch.questions.known_sources(grants) if may else {}
+        if may or call.caller.user is not None:
+            asked = {one.slug for one in references if one.slug.startswith(ADDRESS)}
+            known = {**{name: collection_endpoint(name) for name in asked}, **known}
         return self.anabranch.questions.chat(
             request.prompt,
             tuple(_endpoint(one, known, public_only) for one in references),
@@ -295,7 +301,8 @@ class ChatSurface(AnswerSurface):
 
 
 def _endpoint(reference: EndpointRef, named: Mapping[str, Endpoint], public_only: bool) -> Endpoint:
-    """The endpoint that a request names: by URL, or, for a caller who may, by its name in the configuration."""
+    """The endpoint that a request names: by URL, or, for a caller who may, by its name in the configuration or the
+    address of a collection."""
     if not reference.url and reference.slug in named:
         return named[reference.slug]
     return Endpoint(
@@ -348,7 +355,8 @@ def _sources(answer: Answer) -> dict[str, DocumentSource]:
             while title in sources:
                 copies[passage.title] = count = copies.get(passage.title, 1) + 1
                 title = f"{passage.title} ({count})"
-            sources[title] = DocumentSource(slug=passage.source, content=passage.text)
+            owner = passage.place.owner if passage.place is not None else None
+            sources[title] = DocumentSource(slug=passage.source, content=passage.text, owner=owner)
     suspects = [passage for passage in answer.passages if passage.suspected_instructions]
     return _marked(sources, suspects) if suspects else sources
 

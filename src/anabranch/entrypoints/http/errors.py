@@ -239,7 +239,7 @@ def _with_codes(status: int, description: str) -> str:
     return f"{', '.join(codes)}: {description}"
 
 
-CONFLICT = "The name is already in use, several documents have it, or the document's status does not allow this."
+CONFLICT = "The name is in use, several collections or documents have it, or the document's status does not allow this."
 KNOWLEDGE = Dialect(
     render=_render_knowledge,
     error_type=KnowledgeError,

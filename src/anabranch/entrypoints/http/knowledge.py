@@ -23,7 +23,7 @@ from anabranch.entrypoints.http.erasures import utc
 from anabranch.entrypoints.http.errors import KNOWLEDGE, RequestTimedOut, RequestTooLarge
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation, Reply
-from anabranch.knowledge.model import Caller, Chunking, DocumentStatus, NewDocument, Permissions, StoredDocument
+from anabranch.knowledge.model import Caller, Chunking, DocumentStatus, NewDocument, StoredDocument
 from anabranch.knowledge.records.documents import Cursors
 from anabranch.network.addresses import parse
 
@@ -85,16 +85,28 @@ class KnowledgeSurface:
                 errors=(403, 409),
                 scope="ingest",
             ),
-            at("GET", one, "get_collection", "Get a collection by id or name", self._collection, view, scope="read"),
+            at(
+                *("GET", one, "get_collection", "Get a collection by id, name or address", self._collection, view),
+                errors=(409,),
+                scope="read",
+            ),
+            at(
+                *("PATCH", one, "change_collection", "Change description or permissions", self._describe_collection),
+                view,
+                request_type=wire.CollectionChanges,
+                errors=(403, 409),
+                scope="ingest",
+            ),
             at(
                 *("DELETE", one, "delete_collection", "Delete a collection and its documents"),
                 *(self._delete_collection, wire.CollectionDeleted),
-                errors=(403,),
+                errors=(403, 409),
                 scope="ingest",
             ),
             at(
                 *("GET", f"{one}/stats", "collection_stats", "Collection statistics"),
                 *(self._stats, wire.CollectionStats),
+                errors=(409,),
                 scope="read",
             ),
         ]
@@ -105,7 +117,7 @@ class KnowledgeSurface:
             at(
                 *("GET", path, "list_endpoints", "Where a collection is published"),
                 *(self._endpoints, wire.EndpointList),
-                errors=(403,),
+                errors=(403, 409),
                 scope="read",
             ),
             at(
@@ -117,7 +129,7 @@ class KnowledgeSurface:
             at(
                 *("DELETE", path, "withdraw", "Withdraw a published collection"),
                 *(self._withdraw, wire.EndpointWithdrawn),
-                errors=(403,),
+                errors=(403, 409),
                 parameters=(
                     {**parameter("as", {"type": "string", **wire.PATH_SCHEMA}, "OWNER/SLUG"), "required": True},
                 ),
@@ -133,7 +145,7 @@ class KnowledgeSurface:
                 request_type=wire.IngestRequest,
                 form_type=wire.IngestForm,
                 handler_reads=True,
-                errors=(403,),
+                errors=(403, 409),
                 scope="ingest",
             ),
             at("GET", job, "get_job", "Status of an ingestion job", self._job, wire.JobView, scope="read"),
@@ -145,8 +157,9 @@ class KnowledgeSurface:
         return [
             at(
                 *("GET", "/v1/documents", "list_documents", "List documents", self._documents, wire.DocumentPage),
+                errors=(409,),
                 parameters=(
-                    parameter("collection", {"type": "string"}, "Id or name of a collection"),
+                    parameter("collection", {"type": "string"}, "Id, name or address of a collection"),
                     parameter("status", {"enum": [*STATUSES]}, "Those in this state, also if no version is stored"),
                     parameter("connector_id", {"type": "string"}, "Those that this connector has sent"),
                     parameter("limit", integer(1, MAX_PAGE), "Page size"),
@@ -220,7 +233,7 @@ class KnowledgeSurface:
             description=request.description,
             embedding_model=settings.embedding_model,
             chunking=msgspec.structs.replace(Chunking(), **settings.given()),
-            default_permissions=wire.permissions(settings.default_permissions) or Permissions(),
+            default_permissions=wire.permissions(settings.default_permissions),
         )
         return wire.collection(await knowledge.collection(call.caller, created.id), call.caller)
 
@@ -232,6 +245,16 @@ class KnowledgeSurface:
     async def _collection(self, call: Call[None]) -> wire.CollectionView:
         knowledge = await self.anabranch.knowledge()
         found = await knowledge.collection(call.caller, call.params["name"])
+        return wire.collection(found, call.caller, await knowledge.published())
+
+    async def _describe_collection(self, call: Call[wire.CollectionChanges]) -> wire.CollectionView:
+        request, knowledge = call.request, await self.anabranch.knowledge()
+        changed = await knowledge.describe_collection(
+            *(call.caller, call.params["name"]),
+            description=request.description,
+            permissions=wire.permissions(request.default_permissions),
+        )
+        found = await knowledge.collection(call.caller, changed.id)
         return wire.collection(found, call.caller, await knowledge.published())
 
     async def _endpoints(self, call: Call[None]) -> wire.EndpointList:
@@ -478,7 +501,7 @@ async def _read_form(form: FormData) -> Upload:
         raise InvalidQuestion("A file's name has more than 500 characters.")
     collection = form.get("collection_id")
     if not isinstance(collection, str) or not collection.strip():
-        raise InvalidQuestion("The form needs collection_id, a collection's id or name.")
+        raise InvalidQuestion("The form needs collection_id, a collection's id, name or address.")
     metadata = wire.check_metadata(_field(form, "metadata", dict[str, Any]), "metadata")
     permissions = wire.permissions(_field(form, "permissions", wire.PermissionsForm))
     chunking = _field(form, "settings", wire.ChunkingForm) or wire.ChunkingForm()

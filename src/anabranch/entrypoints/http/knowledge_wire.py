@@ -45,9 +45,11 @@ Metadata = Annotated[
 
 
 class PermissionsForm(Value):
-    """`public`: every caller; `private`: the owner; `restricted`: the owner and the named users and groups."""
+    """`public`: every caller; `private`: the owner; `restricted`: the owner and the named users and groups;
+    `collection`: whoever may see the collection of the document. Without a visibility, `restricted` if users or groups
+    are named, else `private`."""
 
-    visibility: Visibility = "public"
+    visibility: Visibility | None = None
     allowed_users: Names = ()
     allowed_groups: Names = ()
 
@@ -66,6 +68,9 @@ class ChunkingForm(Value):
 
 
 class NewCollectionSettings(ChunkingForm):
+    """`default_permissions` say who may see the collection, and its documents without permissions of their own; without
+    them, only its owner, unless AGGREGATOR_DEFAULT_VISIBILITY is `public`."""
+
     embedding_model: str | None = None
     default_permissions: PermissionsForm | None = None
 
@@ -74,6 +79,14 @@ class NewCollection(Value):
     name: Annotated[str, Meta(min_length=1, max_length=100, extra_json_schema=PRINTABLE)]
     description: Annotated[str, Meta(max_length=10_000)] = ""
     settings: NewCollectionSettings | None = None
+
+
+class CollectionChanges(Value):
+    """Fields that are set replace the stored ones; others stay. Documents without permissions of their own follow
+    `default_permissions` at once."""
+
+    description: Annotated[str, Meta(max_length=10_000)] | None = None
+    default_permissions: PermissionsForm | None = None
 
 
 class SourceForm(Value):
@@ -93,7 +106,7 @@ class SourceForm(Value):
 
 class DocumentForm(Value):
     """A document to ingest. It replaces the one with the same `id` (or file name, or URL), and without `permissions`
-    keeps the permissions of that document; a new one gets the default of the collection."""
+    keeps the permissions of that document; a new one follows its collection."""
 
     source: SourceForm
     id: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
@@ -103,7 +116,7 @@ class DocumentForm(Value):
 
 
 class IngestRequest(Value):
-    collection_id: Annotated[str, Meta(min_length=1, description="A collection's id or name")]
+    collection_id: Annotated[str, Meta(min_length=1, description="A collection's id, name or address")]
     documents: Annotated[list[DocumentForm], Meta(min_length=1, max_length=1_000)]
     settings: ChunkingForm | None = None
 
@@ -119,7 +132,7 @@ class DocumentChanges(Value):
 class IngestForm(Value):
     """Files to ingest as `multipart/form-data`; metadata, permissions and settings are JSON and apply to all files."""
 
-    collection_id: Annotated[str, Meta(min_length=1, description="Id or name of a collection")]
+    collection_id: Annotated[str, Meta(min_length=1, description="Id, name or address of a collection")]
     files: Annotated[
         list[bytes], Meta(min_length=1, extra_json_schema={"items": {"type": "string", "format": "binary"}})
     ]
@@ -146,11 +159,13 @@ class CollectionSettingsView(Value):
 
 
 class CollectionView(Value):
-    """A collection, with the counts of documents that the caller can see. `published` are the paths of its endpoints;
-    only its owner gets them."""
+    """A collection, with the counts of documents that the caller can see. `address` names it whoever asks, also where
+    several owners have a collection of its name. `published` are the paths of its endpoints; only its owner gets
+    them."""
 
     id: str
     name: str
+    address: str
     description: str
     owner: str | None
     settings: CollectionSettingsView
@@ -256,13 +271,14 @@ class DocumentSourceView(Value):
 class DocumentView(Value):
     """A document. `status`, `error` and `processed_at` are those of its newest version; `searchable` says whether a
     version is stored, and the other fields describe that one. Only the owner sees a version that is not `completed`.
-    `permissions` are sent to its owner; the content (or the requested part of it, with its character offsets) only for
-    a single document, with the offsets at which its pages begin. `content_hash` is null for a URL that has not been
-    fetched."""
+    `collection_owner` is null for a collection of the operator. `permissions` are sent to its owner; the content (or
+    the requested part of it, with its character offsets) only for a single document, with the offsets at which its
+    pages begin. `content_hash` is null for a URL that has not been fetched."""
 
     id: str
     collection_id: str
     collection: str
+    collection_owner: str | None
     title: str
     source: DocumentSourceView
     metadata: dict[str, Any]
@@ -326,7 +342,12 @@ class DocumentDeleted(Value):
 
 
 def permissions(form: PermissionsForm | None) -> Permissions | None:
-    return None if form is None else Permissions(**msgspec.structs.asdict(form))
+    if form is None:
+        return None
+    unsaid: Visibility = "restricted" if form.allowed_users or form.allowed_groups else "private"
+    return Permissions(
+        visibility=form.visibility or unsaid, allowed_users=form.allowed_users, allowed_groups=form.allowed_groups
+    )
 
 
 def check_metadata(metadata: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
@@ -345,6 +366,7 @@ def collection(
     return CollectionView(
         id=one.id,
         name=one.name,
+        address=one.address,
         description=one.description,
         owner=one.owner or None,
         settings=CollectionSettingsView(
@@ -404,6 +426,7 @@ def document(found: StoredDocument, where: Collection, caller: Caller) -> Docume
         id=found.id,
         collection_id=where.id,
         collection=where.name,
+        collection_owner=where.owner or None,
         title=found.title,
         source=DocumentSourceView(
             type=found.source, filename=found.filename, url=found.url, connector_id=found.connector_id

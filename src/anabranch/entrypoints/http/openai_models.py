@@ -11,9 +11,11 @@ from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.openai_wire import ModelNotFound, OpenAIModelView
 from anabranch.entrypoints.http.operations import Call
 from anabranch.entrypoints.http.query_wire import CollectionQuestion
+from anabranch.knowledge.collection_names import unambiguous
+from anabranch.knowledge.model import ADDRESS
 
 EVERY = "all"
-COLLECTION, SOURCE, MODEL, MCP = "collection", "source", "model", "mcp"
+COLLECTION, SOURCE, MODEL, MCP = ADDRESS.removesuffix(":"), "source", "model", "mcp"
 KINDS = (COLLECTION, SOURCE, MODEL, MCP)
 
 
@@ -56,8 +58,8 @@ class ModelCatalog:
         if name != MCP and kind not in KINDS:
             kind, rest = COLLECTION, name
         if kind == COLLECTION:
-            await self._readable(call, name, rest)
-            return AskedModel(CollectionQuestion(query=query, collections=[rest]))
+            await self._readable(call, name)
+            return AskedModel(CollectionQuestion(query=query, collections=[name]))
         if kind == MODEL:
             writer = self._models(call).get(rest)
             if writer is None:
@@ -70,26 +72,25 @@ class ModelCatalog:
             raise ModelNotFound(name)
         return AskedModel(CollectionQuestion(query=query, sources=names))
 
-    async def _readable(self, call: Call[Any], name: str, collection: str) -> None:
+    async def _readable(self, call: Call[Any], name: str) -> None:
         knowledge = await self.anabranch.knowledge.existing()
-        if knowledge is None or not collection:
+        if knowledge is None:
             raise ModelNotFound(name)
         try:
-            await knowledge.chosen(call.caller, (collection,))
+            await knowledge.chosen(call.caller, (name,))
         except NotFound:
             raise ModelNotFound(name) from None
 
     async def _collections(self, call: Call[Any]) -> list[OpenAIModelView]:
-        """A second collection of the same name is listed by its id."""
+        """A collection of another owner with the same name is listed by its address."""
         knowledge = await self.anabranch.knowledge.existing()
         if knowledge is None:
             return []
-        listed: dict[str, OpenAIModelView] = {}
-        for one in await knowledge.chosen(call.caller, None):
-            name = f"{COLLECTION}:{one.name}"
-            name = name if name not in listed else f"{COLLECTION}:{one.id}"
-            listed[name] = OpenAIModelView(id=name, created=int(one.created_at))
-        return list(listed.values())
+        visible = await knowledge.chosen(call.caller, None)
+        return [
+            OpenAIModelView(id=unambiguous(one, visible, call.caller, ADDRESS), created=int(one.created_at))
+            for one in visible
+        ]
 
     def _configured(self, call: Call[Any]) -> Iterator[str]:
         sources = self._sources(call)

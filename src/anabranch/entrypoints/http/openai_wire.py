@@ -64,6 +64,7 @@ ERRORS: Mapping[str, tuple[int, str, str | None]] = {
     "forbidden": (403, "invalid_request_error", "forbidden"),
     "not_found": (404, "invalid_request_error", "not_found"),
     "method_not_allowed": (405, "invalid_request_error", "method_not_allowed"),
+    "conflict": (409, "invalid_request_error", "conflict"),
     "request_timeout": (408, "invalid_request_error", "request_timeout"),
     "request_too_large": (413, "invalid_request_error", "request_too_large"),
     "rate_limited": (429, "rate_limit_error", "rate_limit_exceeded"),

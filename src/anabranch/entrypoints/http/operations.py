@@ -55,7 +55,7 @@ T = TypeVar("T")
 WEBSOCKET = "WEBSOCKET"
 PLANNER_PATHS = "/planner/"
 # Ids of planner steps and models, and file names, may have a slash, sent as %2F: each segment is decoded by itself.
-ENCODED_PATHS = (PLANNER_PATHS, "/v1/documents/", "/v1/models/")
+ENCODED_PATHS = ("/v1/collections/", PLANNER_PATHS, "/v1/documents/", "/v1/models/")
 MAX_LOGGED_PATH = 200
 RESPONSE_STARTS = ("http.response.start", "websocket.accept")
 BODY_S = 30.0

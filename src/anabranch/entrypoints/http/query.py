@@ -244,7 +244,7 @@ class QuerySurface(AnswerSurface):
                 response_types=(QueryResponse,),
                 stream=STREAM,
                 resumable=True,
-                errors=(429,),
+                errors=(409, 429),
                 identify=self.access.caller,
                 scope="ask",
                 surface="query",
@@ -404,6 +404,7 @@ def _source(merged: Passage, number: int | None, found: Mapping[str, Passage], w
         citation_index=number,
         source=passage.source,
         collection=place.collection,
+        owner=place.owner,
         chunk_index=place.index,
         # The id of a chunk carries the time; another source's is a hash.
         created_at=datetime.fromtimestamp(made, UTC) if (made := made_at(place.chunk_id)) else None,

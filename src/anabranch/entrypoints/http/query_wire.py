@@ -65,7 +65,9 @@ class CollectionQuestion(VerifiedRequest, kw_only=True):
     checked by each dialect, for its own message."""
 
     query: Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_QUERY, "pattern": r"\S"})]
-    collections: Annotated[list[Text], Meta(max_length=100, description="Ids or names; all without any")] | None = None
+    collections: (
+        Annotated[list[Text], Meta(max_length=100, description="Ids, names or addresses; all without any")] | None
+    ) = None
     sources: (
         Annotated[
             list[Text],
@@ -121,12 +123,13 @@ class QueryRequest(CollectionQuestion):
 class SourceView(Value):
     """A passage that was found, in order of citation numbers, then of rank. `citation_index` is its number in the
     answer's marks; null if it did not fit into the prompt. `score` is the similarity of meaning, from 0 to 1.
-    `chunk_index` is the number of the chunk in its document, from 0, and `created_at` the time when it was stored. A
-    passage of another source has no collection, type, index and time; its `chunk_id` identifies its text, and its
-    offsets are those in that text. `also_in` names its near-duplicates, which are left out: at
-    most 20; `also_in_count` is the number of all. `evidence` is the probability that it answers the question, null if
-    the evidence model did not read it. `suspected_instructions` are sentences that look like instructions to a model
-    (decoded, in lower case). `text` is the whole text as it was found, with `include_text` in the request."""
+    `chunk_index` is the number of the chunk in its document, from 0, and `created_at` the time when it was stored.
+    `owner` is the user that owns the collection, null for the operator. A passage of another source has no collection,
+    type, index and time; its `chunk_id` identifies its text, and its offsets are those in that text. `also_in` names
+    its near-duplicates, which are left out: at most 20; `also_in_count` is the number of all. `evidence` is the
+    probability that it answers the question, null if the evidence model did not read it. `suspected_instructions` are
+    sentences that look like instructions to a model (decoded, in lower case). `text` is the whole text as it was found,
+    with `include_text` in the request."""
 
     chunk_id: str
     document_id: str
@@ -136,6 +139,7 @@ class SourceView(Value):
     citation_index: int | None
     source: str
     collection: str
+    owner: str | None
     chunk_index: int | None
     created_at: datetime | None
     page: int | None

@@ -53,6 +53,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "unauthorized": (401, "unauthorized"),
     "forbidden": (403, "forbidden"),
     "not_found": (404, "not_found"),
+    "conflict": (409, "conflict"),
     "request_timeout": (408, "request_timeout"),
     "request_too_large": (413, "request_too_large"),
     "rate_limited": (429, "rate_limited"),
@@ -68,7 +69,7 @@ CODES: Mapping[str, tuple[int, str]] = {
 }
 OTHERWISE = (500, "internal_error")
 # Codes with several causes; `details.reason` names the cause, in English.
-EXPLAINED = ("unauthorized", "forbidden", "not_found", "generation_failed")
+EXPLAINED = ("unauthorized", "forbidden", "not_found", "conflict", "generation_failed")
 
 
 class RagTurn(Value):
@@ -275,6 +276,7 @@ class RagSurface(AnswerSurface):
                         "header",
                     ),
                 ),
+                errors=(409,),
                 scope="ask",
                 identify=self.access.caller,
                 surface="rag_stream",

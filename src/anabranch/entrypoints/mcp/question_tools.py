@@ -25,6 +25,7 @@ from anabranch.entrypoints.mcp.schemas import (
     SearchResponse,
 )
 from anabranch.entrypoints.verification import verification
+from anabranch.knowledge.collection_names import matching, unambiguous
 from anabranch.knowledge.model import Caller
 from anabranch.pipeline.marks import with_marks
 from anabranch.text.messages import message
@@ -142,10 +143,9 @@ async def _collections(
             visible = await knowledge.chosen(caller.identity, None)
     if not names:
         return ()
-    known = {key for one in visible for key in (one.id, one.name)}
-    missing = next((name for name in names if name not in known), names[0])
+    missing = next((name for name in names if not matching(name, visible, caller.identity)), names[0])
     what = "collection" if others is None else "source"
-    there = named([*(one.name for one in visible), *(others or ())])
+    there = named([*(unambiguous(one, visible, caller.identity) for one in visible), *(others or ())])
     raise NotFound(f"There is no {what} {missing!r}; {f'there are: {there}' if there else 'there are no others'}.")
 
 
@@ -161,6 +161,7 @@ def _found(rank: int, passage: Passage) -> FoundPassage:
         text=passage.text,
         score=passage.score,
         collection=place.collection,
+        owner=place.owner,
         document_id=passage.document_id or "",
         start_char=place.start,
         end_char=place.end,
@@ -208,6 +209,7 @@ def _cited(citation: Citation, passage: Passage) -> CitedPassage:
     return CitedPassage(
         number=citation.passage + 1,
         source=place.collection or passage.source,
+        owner=place.owner,
         title=passage.title,
         url=place.url,
         document_id=passage.document_id,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabranch.domain.model import ChunkType, Filters, Value
+from anabranch.knowledge.collection_names import only
 from anabranch.knowledge.durable_files import replace_file, sync_file
 from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
 from anabranch.knowledge.model import Caller, Collection, Permissions
@@ -88,7 +89,7 @@ class Catalog:
         self.collections: dict[int, Collection] = {}
         self._table = np.zeros(0, _ROW)
         self._chunks = np.zeros(0, np.int32)
-        self._classes: dict[tuple[str, Permissions], int] = {}
+        self._classes: dict[tuple[str, Permissions, int], int] = {}
         self._attributes: OrderedDict[tuple[str, str], Mask] = OrderedDict()
 
     def refresh(self, db: Connection) -> tuple[int, bool]:
@@ -115,8 +116,10 @@ class Catalog:
     def _store(self, rows: Iterable[Row]) -> None:
         for row in rows:
             key, first, count = row["key"], row["first_chunk"], row["chunk_count"]
-            # Documents with equal owner and permissions share a class, so a caller is checked once per class.
-            permissions = (row["owner"], documents.permissions_of(row))
+            # Documents with equal owner and permissions, those of a collection or their own, share a class, so a caller
+            # is checked once per class.
+            own = documents.permissions_of(row)
+            permissions = (row["owner"], own, row["collection"] if own.visibility == "collection" else 0)
             self._table = _grown(self._table, key)
             self._table[key] = (
                 True,
@@ -141,7 +144,13 @@ class Catalog:
     def permitted(self, caller: Caller) -> Mask:
         """A mask of the documents that exist and that the caller may see."""
         allowed = np.fromiter(
-            (permissions.permits(caller, owner) for owner, permissions in self._classes), bool, len(self._classes)
+            (
+                permissions.permits(caller, owner)
+                or ((followed := self.collections.get(collection)) is not None and followed.permits(caller))
+                for owner, permissions, collection in self._classes
+            ),
+            bool,
+            len(self._classes),
         )
         alive = self._table["alive"].copy()
         if caller.rights.collections is not None:
@@ -163,23 +172,18 @@ class Catalog:
         return mask
 
     def named(self, names: tuple[str, ...], caller: Caller, permitted: Mask) -> list[Collection]:
-        """The visible collections with these ids or names; of two with one name, the caller's own."""
-        found: list[Collection] = []
+        """The visible collections with these ids, addresses or names; Conflict if a name is ambiguous."""
         visible = self.visible(caller, permitted)
-        for name in names:
-            matching = [one for one in visible if name in (one.id, one.name)]
-            found += [one for one in matching if one.id == name or one.owner == caller.owner] or matching
-        return found
+        return [found for name in names if (found := only(name, visible, caller)) is not None]
 
     def visible(self, caller: Caller, permitted: Mask) -> list[Collection]:
-        """The collections that a caller can see: their own, those with permissive defaults, and those that hold a
-        document they may see."""
+        """The collections that a caller can see: those whose permissions permit it, and those that hold a document that
+        it may see."""
         holding = set(np.unique(self._table["collection"][permitted]).tolist())
         return [
             one
             for one in self.collections.values()
-            if caller.sees(one.key)
-            and (one.key in holding or one.settings.default_permissions.permits(caller, one.owner))
+            if caller.sees(one.key) and (one.key in holding or one.permits(caller))
         ]
 
     def fingerprint(self, mask: Mask) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.model import Value
-from anabranch.knowledge.model import Collection, CollectionSettings, Erased
+from anabranch.knowledge.model import Collection, CollectionSettings, DefaultVisibility, Erased
 from anabranch.knowledge.records import audit, documents
 from anabranch.knowledge.records.database import as_json, new_id
 
@@ -41,6 +41,21 @@ def create(
         granted = settings.default_permissions.granted
         _record(db, "created", created, granted=granted, visibility=settings.default_permissions.visibility)
     return created
+
+
+def default_visibility(db: sqlite3.Connection) -> DefaultVisibility:
+    """Who sees a new collection for which nobody says it, if the settings do not."""
+    row = db.execute("SELECT value FROM facts WHERE name = 'default_visibility'").fetchone()
+    return "public" if row is not None and row["value"] == "public" else "private"
+
+
+def describe(db: sqlite3.Connection, key: int, description: str, settings: CollectionSettings) -> Collection | None:
+    """Change the description and the settings of a collection; None if there is none."""
+    db.execute(
+        "UPDATE collections SET description = ?, settings = ? WHERE key = ?", (description, as_json(settings), key)
+    )
+    documents.record_change(db, "collection", 0)
+    return by_key(db, key)
 
 
 def by_key(db: sqlite3.Connection, key: int) -> Collection | None:

@@ -30,15 +30,29 @@ CONNECTOR = "source.connector_id"
 MAX_NAMES_READ = 2_000
 # Whether a key is not restricted to other collections: as `Caller.sees`.
 SEEN = "(:collections IS NULL OR {collection} IN (SELECT value FROM json_each(:collections)))"
-# Of the rows of `documents`, those that a caller may see: as `Permissions.permits` and `Caller.sees`, for queries that
-# must not read what others have stored. Its values come from `visible_to`.
-VISIBLE = f"""(
-    {SEEN.format(collection="documents.collection")} AND (
-        :operator OR documents.owner = :user OR visibility = 'public' OR visibility = 'restricted' AND (
-            EXISTS (SELECT 1 FROM json_each(allowed_users) WHERE value = :user)
-            OR EXISTS (SELECT 1 FROM json_each(allowed_groups) WHERE value IN (SELECT value FROM json_each(:groups)))
-        )
+# Whether an owner or permissions, as columns or in JSON, permit a caller: as `Permissions.permits`.
+PERMITTED = """(
+    {owner} = :user OR {visibility} = 'public' OR {visibility} = 'restricted' AND (
+        EXISTS (SELECT 1 FROM json_each({users}) WHERE value = :user)
+        OR EXISTS (SELECT 1 FROM json_each({groups}) WHERE value IN (SELECT value FROM json_each(:groups)))
     )
+)"""
+OF_DOCUMENT = PERMITTED.format(
+    owner="documents.owner", visibility="documents.visibility", users="allowed_users", groups="allowed_groups"
+)
+OF_COLLECTION = PERMITTED.format(
+    owner="followed.owner",
+    visibility="json_extract(followed.settings, '$.default_permissions.visibility')",
+    users="followed.settings, '$.default_permissions.allowed_users'",
+    groups="followed.settings, '$.default_permissions.allowed_groups'",
+)
+# Of the rows of `documents`, those that a caller may see: as `Catalog.permitted`, for queries that must not read what
+# others have stored. Its values come from `visible_to`.
+VISIBLE = f"""({SEEN.format(collection="documents.collection")} AND (
+    :operator OR {OF_DOCUMENT} OR documents.visibility = 'collection' AND EXISTS (
+        SELECT 1 FROM collections AS followed WHERE followed.key = documents.collection AND {OF_COLLECTION}
+    )
+)
 )"""  # noqa: S608  our own names
 
 
@@ -311,8 +325,10 @@ def by_keys(db: sqlite3.Connection, keys: Sequence[int]) -> list[StoredDocument]
     return _select(db, "key IN (SELECT value FROM json_each(?)) ORDER BY key", as_json(keys))
 
 
-def by_ids(db: sqlite3.Connection, ids: Sequence[str]) -> list[StoredDocument]:
-    return _select(db, "id IN (SELECT value FROM json_each(?))", as_json(ids))
+def visible_by_ids(db: sqlite3.Connection, caller: Caller, ids: Sequence[str]) -> list[StoredDocument]:
+    """Of the documents with these ids, those that the caller may see."""
+    query = f"SELECT * FROM documents WHERE id IN (SELECT value FROM json_each(:ids)) AND {VISIBLE}"  # noqa: S608
+    return [_from_row(row) for row in db.execute(query, {"ids": as_json(ids), **visible_to(caller)})]
 
 
 def with_text(db: sqlite3.Connection, stored: StoredDocument) -> StoredDocument:
@@ -442,15 +458,16 @@ def chunks_of(db: sqlite3.Connection, identifier: str, begin: int, limit: int) -
     ]
 
 
-def chunks_by_key(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, sqlite3.Row]:
-    """Chunks with the columns of their documents and the name of their collection."""
+def chunks_by_key(db: sqlite3.Connection, caller: Caller, keys: Sequence[int]) -> dict[int, sqlite3.Row]:
+    """Of these chunks, those that the caller may see, with the columns of their documents and the name and the owner of
+    their collection."""
     found = db.execute(
-        "SELECT chunks.key AS chunk_key, chunks.id AS chunk_id, chunks.start_char, chunks.end_char, "
+        "SELECT chunks.key AS chunk_key, chunks.id AS chunk_id, chunks.start_char, chunks.end_char, "  # noqa: S608
         "chunks.tokens AS chunk_tokens, chunks.kind, chunks.headers, chunks.page, chunks.later_pages, chunks.text, "
-        "documents.*, collections.name AS collection_name FROM chunks "
+        "documents.*, collections.name AS collection_name, collections.owner AS collection_owner FROM chunks "
         "JOIN documents ON documents.key = chunks.document JOIN collections ON collections.key = documents.collection "
-        "WHERE chunks.key IN (SELECT value FROM json_each(?))",
-        (as_json(keys),),
+        f"WHERE chunks.key IN (SELECT value FROM json_each(:keys)) AND {VISIBLE}",
+        {"keys": as_json(keys), **visible_to(caller)},
     )
     return {row["chunk_key"]: row for row in found}
 

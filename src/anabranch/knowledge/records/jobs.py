@@ -16,10 +16,10 @@ import msgspec
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import (
+    FOLLOWS_COLLECTION,
     Caller,
     Chunking,
     Collection,
-    CollectionSettings,
     DocumentStatus,
     Erased,
     ItemStatus,
@@ -529,7 +529,6 @@ def _user(caller: Caller) -> dict[str, Any]:
 
 def _open_item(row: sqlite3.Row) -> OpenItem:
     arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
-    default = msgspec.json.decode(row["settings"], type=CollectionSettings).default_permissions
     return OpenItem(
         key=row["key"],
         owner=row["owner"],
@@ -538,7 +537,7 @@ def _open_item(row: sqlite3.Row) -> OpenItem:
         status=row["status"],
         error=row["error"],
         arrived=arrived,
-        permissions=arrived.permissions or default,
+        permissions=arrived.permissions or FOLLOWS_COLLECTION,
         content_hash=row["content_hash"],
         chunking=msgspec.json.decode(row["chunking"], type=Chunking),
         size=row["size"],

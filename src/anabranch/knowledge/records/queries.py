@@ -14,7 +14,7 @@ from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Erased, Rating
 from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import as_json
-from anabranch.knowledge.records.documents import VISIBLE, collections_of, permissions_of, visible_to
+from anabranch.knowledge.records.documents import VISIBLE, collections_of, visible_to
 
 DAY_S = 86_400
 # Counts are kept for this many days, however long questions are kept.
@@ -396,19 +396,13 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
     if not own and not _shared_with(db, caller, row):
         return None
     found = db.execute(
-        "SELECT retrievals.*, owner, collection, title, visibility, allowed_users, allowed_groups, chunks.text "
+        f"SELECT retrievals.*, title, chunks.text, documents.key IS NOT NULL AND {VISIBLE} AS visible "  # noqa: S608
         "FROM retrievals LEFT JOIN documents ON documents.id = retrievals.document "
         "LEFT JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count "
-        "AND chunks.id = retrievals.chunk WHERE query = ? ORDER BY rank",
-        (identifier,),
+        "AND chunks.id = retrievals.chunk WHERE query = :query ORDER BY rank",
+        {"query": identifier, **visible_to(caller)},
     ).fetchall()
-    shown = [
-        one
-        for one in found
-        if one["owner"] is not None
-        and caller.sees(one["collection"])
-        and permissions_of(one).permits(caller, one["owner"])
-    ]
+    shown = [one for one in found if one["visible"]]
     withheld = len(shown) < len(found)
     visible = {one["document"] for one in shown}
     quotes = db.execute("SELECT * FROM citations WHERE query = ? ORDER BY ordinal", (identifier,))

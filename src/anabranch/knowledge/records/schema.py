@@ -376,6 +376,16 @@ INSERT INTO audit_chain VALUES (0, randomblob(32), 0, x'');
 UPDATE audit_chain SET head_hash = anchor_hash;
 """
 
+# Documents that everybody may see, in a collection that everybody may see, follow the collection. Others keep what was
+# chosen for them. Before, everything was public unless somebody said otherwise; in records that were there it still is.
+DEFAULT_VISIBILITY = """
+INSERT INTO facts SELECT 'default_visibility', iif(user_version = 0, 'private', 'public') FROM pragma_user_version;
+UPDATE documents SET visibility = 'collection' WHERE visibility = 'public' AND EXISTS (
+    SELECT 1 FROM collections WHERE key = collection
+    AND json_extract(settings, '$.default_permissions.visibility') = 'public'
+);
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -388,4 +398,5 @@ MIGRATIONS = (
     ERASURES,
     KEY_RIGHTS,
     AUDIT,
+    DEFAULT_VISIBILITY,
 )
