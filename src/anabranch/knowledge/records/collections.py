@@ -52,7 +52,8 @@ def default_visibility(db: sqlite3.Connection) -> DefaultVisibility:
 def describe(db: sqlite3.Connection, found: Collection, description: str, settings: CollectionSettings) -> Collection:
     """Change the description and the settings of a collection."""
     db.execute(
-        "UPDATE collections SET description = ?, settings = ? WHERE key = ?", (description, as_json(settings), found.key)
+        "UPDATE collections SET description = ?, settings = ? WHERE key = ?",
+        (description, as_json(settings), found.key),
     )
     documents.record_change(db, "collection", 0)
     chosen = settings.default_permissions
