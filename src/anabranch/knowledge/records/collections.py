@@ -103,6 +103,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     owned = [one for one in listed(db) if one.owner in erased.users]
     for one in owned:
         delete(db, one.key)
+        audit.forget(db, f"collection:{one.id}")
     for one in listed(db):
         permissions = one.settings.default_permissions
         for user in erased.users:
