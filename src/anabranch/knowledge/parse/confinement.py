@@ -87,7 +87,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
 }
 # What parsers load while they read, apart from `encodings`. Afterwards no file can be opened.
-PRELOADED = ("_strptime", "bz2", "lxml.etree", "lzma", "pypdfium2", "selectolax.lexbor", "unicodedata", "zlib")
+PRELOADED = (
+    *("_strptime", "bz2", "charset_normalizer", "lxml.etree", "lzma", "markdown_it", "pypdfium2", "selectolax.lexbor"),
+    *("unicodedata", "zlib"),
+)
 
 
 def preload() -> None:
