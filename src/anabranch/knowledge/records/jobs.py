@@ -62,10 +62,10 @@ class Lane(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """What one owner has sent that is not processed yet."""
+    """What one owner has sent that is not processed yet, by the names of the limits on it."""
 
-    documents: int
-    size: int
+    pending_documents: int
+    pending_bytes: int
 
 
 class Claim(Value):
