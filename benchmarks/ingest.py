@@ -171,7 +171,9 @@ async def measured(documents: Sequence[bytes], strategy: Strategy, embedder: Emb
     parsers = Parsers(ParseLimits())
     await parsers.parse(documents[0], "warm.pdf")
     # By its name, because its clock replaces it later.
-    ingestion = Ingestion(database, embedder, parsers.parse, _nowhere, lambda work, *args: asyncio.to_thread(work, *args))
+    ingestion = Ingestion(
+        database, embedder, parsers.parse, _nowhere, lambda work, *args: asyncio.to_thread(work, *args)
+    )
     indexer = Indexer(database, ingestion, writer, retention_days=30)
     collection = _collection(database, embedder.name)
     for begin in range(0, len(documents), 100):

@@ -11,7 +11,9 @@ def slow_pdf(name: str, depth: int = 8, times: int = 10) -> bytes:
     """One page that shows a form, which shows a form `times` times, and so on: `times ** depth` lines of text."""
     shown = b"/F Do " * times
     forms = [
-        _stream(b"/Type /XObject /Subtype /Form /BBox [0 0 9 9] /Resources << /XObject << /F %d 0 R >> >>" % below, shown)
+        _stream(
+            b"/Type /XObject /Subtype /Form /BBox [0 0 9 9] /Resources << /XObject << /F %d 0 R >> >>" % below, shown
+        )
         for below in range(5, 4 + depth)
     ]
     font = b"/Font << /T << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >>"

@@ -36,7 +36,12 @@ FETCH_S = 60.0
 NICE = 5
 # Threads that chunk: an owner has two at a time.
 CHUNKING = Limit(
-    name="chunking", description="documents that are chunked at once", each=2, total=8, waiting=math.inf, queued=math.inf
+    name="chunking",
+    description="documents that are chunked at once",
+    each=2,
+    total=8,
+    waiting=math.inf,
+    queued=math.inf,
 )
 
 

@@ -442,7 +442,7 @@ def finish(db: sqlite3.Connection, item: int, status: ItemStatus, *, keep_upload
     _drop_uploads(db, "document_id = ? AND status = 'failed' AND key < ?", row["document_id"], item)
     if not keep_upload:
         _drop_uploads(db, "key = ?", item)
-    given = {"status": status, "finished_at": time.time(), **values}
+    given = {"status": status, "finished_at": time.time(), "alone": 0, **values}
     columns = ", ".join(f"{name} = ?" for name in given)
     db.execute(f"UPDATE items SET {columns} WHERE key = ?", (*given.values(), item))  # noqa: S608  our own names
     if status == "failed":
