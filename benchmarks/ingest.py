@@ -170,10 +170,7 @@ async def measured(documents: Sequence[bytes], strategy: Strategy, embedder: Emb
     writer.fold = stages.timed("fold", writer.fold)  # type: ignore[method-assign]
     parsers = Parsers(ParseLimits())
     await parsers.parse(documents[0], "warm.pdf")
-    # By its name, because its clock replaces it later.
-    ingestion = Ingestion(
-        database, embedder, parsers.parse, _nowhere, lambda work, *args: asyncio.to_thread(work, *args)
-    )
+    ingestion = Ingestion(database, embedder, parsers.parse, _nowhere, _in_thread)
     indexer = Indexer(database, ingestion, writer, retention_days=30)
     collection = _collection(database, embedder.name)
     for begin in range(0, len(documents), 100):
@@ -219,6 +216,10 @@ def _collection(database: Database, embedder: str) -> Collection:
     made = database.writing(lambda db: collections.create(db, owner="", name="all", description="", settings=settings))
     assert made is not None
     return made
+
+
+async def _in_thread(work: Callable[..., Any], *args: Any) -> Any:
+    return await asyncio.to_thread(work, *args)  # which `threads` replaces
 
 
 async def _nowhere(url: str) -> Fetched:

@@ -8,6 +8,7 @@ import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 
 APPLIED = "applied"
@@ -46,7 +47,7 @@ CALLS = (
     "rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall setitimer getitimer "
     "clock_gettime clock_getres clock_nanosleep gettimeofday nanosleep getrandom "
     "getpid gettid getuid geteuid getgid getegid getrusage sched_yield sched_getaffinity exit exit_group"
-).split()
+)
 # Signals with which a process ends itself.
 OWN_CALLS = ("tgkill",)
 
@@ -136,8 +137,7 @@ def _own_user() -> None:
 
 def _is_mapped() -> bool:
     """Whether root here is root of a user namespace in which there is no other user."""
-    with open("/proc/self/uid_map", encoding="ascii") as file:
-        return int(file.read().split()[2]) < FIRST_UID + UIDS
+    return int(Path("/proc/self/uid_map").read_text(encoding="ascii").split()[2]) < FIRST_UID + UIDS
 
 
 def _no_capabilities() -> None:
@@ -180,7 +180,7 @@ def _few_system_calls() -> None:
             (LOAD, 0, 0, NUMBER_AT),
             *(
                 instruction
-                for name in CALLS
+                for name in CALLS.split()
                 if name in machine.numbers
                 for instruction in ((JUMP_EQUAL, 0, 1, machine.numbers[name]), (RETURN, 0, 0, ALLOW))
             ),

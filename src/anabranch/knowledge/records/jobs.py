@@ -428,7 +428,8 @@ def is_wanted(db: sqlite3.Connection, claim: Claim) -> bool:
 def release(db: sqlite3.Connection, items: Sequence[int]) -> None:
     """Release claims without counting an attempt, because the process is stopping."""
     db.executemany(
-        "UPDATE items SET status = 'pending', attempts = attempts - 1, alone = 0 WHERE key = ? AND status = 'processing'",
+        "UPDATE items SET status = 'pending', attempts = attempts - 1, alone = 0 "
+        "WHERE key = ? AND status = 'processing'",
         ((item,) for item in items),
     )
 

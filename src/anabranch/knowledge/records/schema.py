@@ -386,8 +386,8 @@ UPDATE documents SET visibility = 'collection' WHERE visibility = 'public' AND E
 );
 """
 
-# What the queue is read by: the lane of an item is its owner and whether it is to be fetched. `alone` marks the one that
-# was processed alone: if the process dies, it is the cause.
+# What the queue is read by: the lane of an item is its owner and whether it is to be fetched. `alone` marks the one
+# that is processed alone: if the process dies, it is the cause.
 LANES = """
 ALTER TABLE items ADD COLUMN owner TEXT NOT NULL DEFAULT '';
 ALTER TABLE items ADD COLUMN is_url INTEGER NOT NULL DEFAULT 0;
