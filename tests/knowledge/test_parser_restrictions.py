@@ -160,6 +160,15 @@ async def test_a_call_of_another_architecture_ends_the_parser(child: Sandbox) ->
         await outcome(child, "getpid_of_32_bits()")
 
 
+async def test_the_child_has_none_of_the_parents_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANABRANCH_TEST_SECRET", "hidden")
+    sandbox = Sandbox(ParseLimits(), ("-c", TAKEN_OVER))
+    found = await outcome(sandbox, "sorted(os.environ)")
+    assert "PYTHONPATH" in found
+    assert "ANABRANCH_TEST_SECRET" not in found
+    await sandbox.close()
+
+
 async def test_a_parser_ends_itself_with_the_signal_of_its_failure(child: Sandbox) -> None:
     with pytest.raises(Unprocessable, match="signal 6"):
         await outcome(child, "os.abort()")
