@@ -16,8 +16,9 @@ from anabranch.knowledge.ingest import BATCHES_EACH, CLAIM_LIMIT, URLS, URLS_EAC
 from anabranch.knowledge.model import Caller, JobItem, NewDocument, Parsed, Unprocessable
 from anabranch.knowledge.parse import ParseLimits, Parsers
 from anabranch.knowledge.records import jobs, keys
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.database import Database, connect, migrate
 from anabranch.knowledge.records.jobs import Lane
+from anabranch.knowledge.records.schema import LANES, MIGRATIONS
 from anabranch.testing import FakeEmbedder
 from support.embedding_server import model_server
 from support.environment import served
@@ -205,6 +206,14 @@ async def test_a_version_waits_for_an_earlier_one_in_another_lane(tmp_path: Path
         assert [item.outcome for item in await finished(shop, newer)] == ["replaced"]
 
 
+async def test_a_url_that_must_wait_does_not_delay_the_next_one(tmp_path: Path) -> None:
+    async with indexing(tmp_path) as shop:
+        await shop.room.ingest(ALICE, "hers", [page("http://slow/"), page("http://slow/")])
+        other = await shop.room.ingest(ALICE, "hers", [page("http://quick/")])
+        assert [item.outcome for item in await finished(shop, other)] == ["added"]
+        assert shop.slow == 1
+
+
 async def test_threads_and_embedders_know_the_owner(tmp_path: Path) -> None:
     async with indexing(tmp_path) as shop:
         await finished(shop, await shop.room.ingest(ALICE, "hers", [text("Herons eat fish.")]))
@@ -297,6 +306,26 @@ async def test_lanes_are_the_owners_that_wait(tmp_path: Path) -> None:
         await shop.database.write(lambda db: jobs.claim(db, 16, lane=Lane("alice", False)))
         assert shop.database.reading(jobs.lanes) == [Lane("", False), Lane("alice", True)]
         assert await shop.room.backlog("alice") == backlog
+
+
+def test_what_waits_in_records_of_before_has_a_lane(tmp_path: Path) -> None:
+    connection = connect(tmp_path / "records.sqlite")
+    migrate(connection, MIGRATIONS[: MIGRATIONS.index(LANES)])
+    connection.execute(
+        "INSERT INTO jobs (key, id, collection, collection_id, owner, chunking, created_at) "
+        "VALUES (1, 'job', 1, 'collection', 'alice', '{}', 0)"
+    )
+    for key, source, status in ((1, "url", "pending"), (2, "file", "processing"), (3, "file", "completed")):
+        connection.execute(
+            "INSERT INTO items (key, job, ordinal, document_id, status, arrived, content_hash) "
+            "VALUES (?, 1, ?, 'document', ?, ?, '')",
+            (key, key, status, f'{{"source": "{source}"}}'),
+        )
+        connection.execute("INSERT INTO uploads VALUES (?, x'010203')", (key,))
+    migrate(connection)
+    assert jobs.lanes(connection) == [Lane("alice", True)]
+    assert jobs.backlog(connection, "alice") == (2, 6)
+    connection.close()
 
 
 async def test_finding_the_lanes_does_not_read_all_that_waits(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def _outcome(step: Callable[[], None]) -> str:
     try:
         step()
     except OSError as error:
-        return f"the kernel refuses it ({error.strerror})" if error.errno else error.strerror
+        return f"the kernel refuses it ({error.strerror})" if error.errno else str(error.strerror)
     return APPLIED
 
 

@@ -36,6 +36,8 @@ from anabranch.knowledge.records.database import as_json, made_at, new_id
 # chunked, embedded and stored alone, because another document may have been the cause.
 ATTEMPTS = 5
 CLAIM_BYTES = 8 * 1024 * 1024
+# So many items are looked at for one that need not wait for another.
+WINDOW = 16
 # What is kept of failed documents, of all owners together. Beyond the bytes, the oldest of the owner who has most keep
 # their error, but cannot be retried.
 FAILED_DAYS = 7
@@ -358,7 +360,7 @@ def _claimable(db: sqlite3.Connection, limit: int, held: Some[Hold], lane: Lane 
         "SELECT items.key, attempts, collection, arrived, content_hash, length(data) AS size FROM items "  # noqa: S608
         "JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
         f"WHERE status = 'pending' {within} ORDER BY items.key LIMIT ?",
-        (*(lane or ()), limit),
+        (*(lane or ()), max(limit, WINDOW)),
     ).fetchall()
     free: list[sqlite3.Row] = []
     all_held = set(held)
@@ -370,8 +372,8 @@ def _claimable(db: sqlite3.Connection, limit: int, held: Some[Hold], lane: Lane 
         all_held |= holds
     if retried := [row for row in free if row["attempts"]]:
         return [min(retried, key=lambda row: (row["attempts"], row["key"]))["key"]]
-    sizes = accumulate(row["size"] for row in free)
-    return [row["key"] for row, size in zip(free, sizes, strict=True) if size <= CLAIM_BYTES or row is free[0]]
+    sizes = accumulate(row["size"] for row in free[:limit])
+    return [row["key"] for row, size in zip(free, sizes, strict=False) if size <= CLAIM_BYTES or row is free[0]]
 
 
 def _follows(db: sqlite3.Connection, key: int, collection: int, identity: str) -> bool:
