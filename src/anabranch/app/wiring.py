@@ -186,7 +186,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             key_use=key_use,
             refusals=refusals,
             streams=streams,
-            limits=CallerLimits(policies.limits, policies.shares, streams.bytes_held_by),
+            limits=CallerLimits(policies.limits, policies.shares, streams.bytes_held_by, partial(_backlog, knowledge)),
             servers=servers,
             catalog=catalog,
             listing=SourceListing(catalog, servers, knowledge, resilience.upstreams, questions.model),
@@ -318,6 +318,11 @@ def _recordings(
     if settings.recordings_dir is None or not role.streaming:
         return None
     return RecordingFolder(settings, Path(settings.recordings_dir), recorded, telemetry)
+
+
+async def _backlog(knowledge: KnowledgeOpener, owner: str) -> Mapping[str, float]:
+    opened = await knowledge.existing()
+    return {} if opened is None else await opened.backlog(owner)
 
 
 async def _credentials(knowledge: KnowledgeOpener) -> set[str]:

@@ -12,6 +12,7 @@ from anabranch.domain.audit import Actor, AuditEntry, AuditFilter, AuditRecord
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Filters, Passage, Query, Value
+from anabranch.domain.shares import Limit, claimant
 from anabranch.knowledge import key_requests, lookup
 from anabranch.knowledge.chunking import effective
 from anabranch.knowledge.collection_names import checked_name
@@ -38,6 +39,7 @@ from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.documents import Cursors
 from anabranch.knowledge.records.erasures import Erasure, ErasureSubject, ErasureTimes
 from anabranch.knowledge.search import Searcher, SearchHits
+from anabranch.policies.shares import limit_reached
 
 T = TypeVar("T")
 
@@ -80,6 +82,7 @@ class Knowledge:
         embedder: Embedder,
         default_visibility: DefaultVisibility | None = None,
         erasure_times: ErasureTimes = ErasureTimes(),  # noqa: B008  frozen
+        limits: Mapping[str, Limit] | None = None,
     ) -> None:
         self._default_visibility = default_visibility
         self._database = database
@@ -87,6 +90,7 @@ class Knowledge:
         self._searcher = searcher
         self._embedder = embedder
         self._erasure_times = erasure_times
+        self._limits = limits or {}
 
     async def search(self, query: Query, caller: Caller, source: str | None = None) -> list[Passage]:
         return (await self.find(query, caller, source)).passages
@@ -221,7 +225,27 @@ class Knowledge:
         for number, document in enumerate(arrived):
             check_metadata(document.metadata, f"documents[{number}].metadata")
         chosen = self._chunking(found, chunking)
-        return await self._database.write(lambda db: jobs.create(db, found, caller.owner, arrived, chosen))
+
+        def write(db: Connection) -> str:
+            self._check_backlog(db, caller.owner, len(arrived), sum(len(document.data) for document in arrived))
+            return jobs.create(db, found, caller.owner, arrived, chosen)
+
+        return await self._database.write(write)
+
+    async def backlog(self, owner: str) -> Mapping[str, float]:
+        """What an owner has sent that is not processed yet, by the names of its limits."""
+        return (await self._database.read(lambda db: jobs.backlog(db, owner)))._asdict()
+
+    def _check_backlog(self, db: Connection, owner: str, documents: int, size: int) -> None:
+        """LimitReached if that is more than the caller may have sent before it is processed. What is larger than the
+        limit itself is accepted when nothing waits."""
+        waiting = jobs.backlog(db, owner)
+        if not waiting.pending_documents:
+            return
+        for name, sent in (("pending_documents", documents), ("pending_bytes", size)):
+            limit = self._limits.get(name)
+            if limit is not None and getattr(waiting, name) + sent > limit.of(claimant.get()):
+                raise limit_reached(limit, limit.of(claimant.get()))
 
     async def job(self, caller: Caller, identifier: str) -> Job:
         found = await self._database.read(lambda db: jobs.by_id(db, identifier))
@@ -287,6 +311,7 @@ class Knowledge:
                     f"The upload of {failed.document.title!r} is no longer kept: at most "
                     f"{jobs.MAX_FAILED_BYTES >> 20} MB of failed documents are. Send the document again."
                 )
+            self._check_backlog(db, failed.owner, 1, failed.size)
             return jobs.retry(db, failed, collection, effective(failed.chunking, self._embedder))
 
         return await self._database.write(write)

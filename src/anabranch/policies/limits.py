@@ -15,8 +15,8 @@ WAITING = 64
 
 
 def limits_of(settings: Settings) -> dict[str, Limit]:
-    """What callers may hold while their requests run, and of kept streams."""
-    limits = (*_of_requests(settings), *_of_streams(settings))
+    """What callers may hold while their requests run, of kept streams, and of documents that wait to be ingested."""
+    limits = (*_of_requests(settings), *_of_streams(settings), *_of_pending(settings))
     return {limit.name: limit for limit in limits}
 
 
@@ -91,5 +91,23 @@ def _of_streams(settings: Settings) -> tuple[Limit, ...]:
             unit="bytes",
             each=settings.caller_stream_memory,
             setting=f"{PREFIX}CALLER_STREAM_MEMORY",
+        ),
+    )
+
+
+def _of_pending(settings: Settings) -> tuple[Limit, ...]:
+    return (
+        Limit(
+            name="pending_documents",
+            description="documents that are not processed yet",
+            each=settings.caller_pending_documents,
+            setting=f"{PREFIX}CALLER_PENDING_DOCUMENTS",
+        ),
+        Limit(
+            name="pending_bytes",
+            description="documents that are not processed yet",
+            unit="bytes",
+            each=settings.caller_pending_bytes,
+            setting=f"{PREFIX}CALLER_PENDING_BYTES",
         ),
     )

@@ -302,14 +302,7 @@ class Share:
                 return
 
     def _refuse(self, account: Account) -> NoReturn:
-        limit = self.limit
-        raise LimitReached(
-            f"You have reached your limit of {quantity(account.bound, limit.unit)} {limit.description}"
-            f"{_in_brackets(limit.setting)}. Try again when some of them have ended.",
-            limit=limit.name,
-            allowed=round(account.bound),
-            retry_after_s=RETRY_AFTER_S,
-        )
+        raise limit_reached(self.limit, account.bound)
 
     def _overloaded(self) -> NoReturn:
         limit = self.limit
@@ -319,6 +312,17 @@ class Share:
             limit=limit.name,
             retry_after_s=RETRY_AFTER_S,
         )
+
+
+def limit_reached(limit: Limit, bound: float) -> LimitReached:
+    """The error of a caller that holds all that it may."""
+    return LimitReached(
+        f"You have reached your limit of {quantity(bound, limit.unit)} {limit.description}"
+        f"{_in_brackets(limit.setting)}. Try again when some of them have ended.",
+        limit=limit.name,
+        allowed=round(bound),
+        retry_after_s=RETRY_AFTER_S,
+    )
 
 
 def _in_brackets(setting: str) -> str:

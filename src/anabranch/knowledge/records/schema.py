@@ -386,6 +386,22 @@ UPDATE documents SET visibility = 'collection' WHERE visibility = 'public' AND E
 );
 """
 
+# What the queue is read by: the lane of an item is its owner and whether it is to be fetched. `alone` marks the one
+# that is processed alone: if the process dies, it is the cause.
+LANES = """
+ALTER TABLE items ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+ALTER TABLE items ADD COLUMN is_url INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE items ADD COLUMN size INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE items ADD COLUMN alone INTEGER NOT NULL DEFAULT 0;
+UPDATE items SET
+    owner = (SELECT owner FROM jobs WHERE jobs.key = items.job),
+    is_url = json_extract(arrived, '$.source') = 'url',
+    size = coalesce((SELECT length(data) FROM uploads WHERE item = items.key), 0)
+    WHERE status IN ('pending', 'processing');
+CREATE INDEX items_waiting ON items (owner, is_url, key) WHERE status = 'pending';
+CREATE INDEX items_unfinished ON items (owner, size) WHERE status IN ('pending', 'processing');
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -399,4 +415,5 @@ MIGRATIONS = (
     KEY_RIGHTS,
     AUDIT,
     DEFAULT_VISIBILITY,
+    LANES,
 )
