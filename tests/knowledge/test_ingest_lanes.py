@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -301,11 +301,11 @@ async def test_lanes_are_the_owners_that_wait(tmp_path: Path) -> None:
         await shop.room.ingest(ALICE, "hers", [page("http://a/"), text("Herons eat fish."), text("Otters eat fish.")])
         await shop.room.ingest(OPERATOR, "notes", [text("Herons eat fish.")])
         assert shop.database.reading(jobs.lanes) == [Lane("", False), Lane("alice", False), Lane("alice", True)]
-        backlog: Mapping[str, float] = await shop.room.backlog("alice")
-        assert backlog == {"pending_documents": 3, "pending_bytes": 32}
+        held = await shop.room.held("alice")
+        assert (held["pending_documents"], held["pending_bytes"]) == (3, 32)
         await shop.database.write(lambda db: jobs.claim(db, 16, lane=Lane("alice", False)))
         assert shop.database.reading(jobs.lanes) == [Lane("", False), Lane("alice", True)]
-        assert await shop.room.backlog("alice") == backlog
+        assert await shop.room.held("alice") == held
 
 
 def test_what_waits_in_records_of_before_has_a_lane(tmp_path: Path) -> None:

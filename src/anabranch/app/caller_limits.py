@@ -17,24 +17,24 @@ class LimitUsage(Value):
 
 
 class CallerLimits:
-    """The limits of the settings, with what callers hold by them. `backlog` is what an owner has sent that is not
-    processed yet."""
+    """The limits of the settings, with what callers hold by them. `in_records` counts what
+    an owner has there."""
 
     def __init__(
         self,
         limits: Mapping[str, Limit],
         shares: Mapping[str, Share],
         stream_bytes: Callable[[Claimant], int],
-        backlog: Callable[[str], Awaitable[Mapping[str, float]]],
+        in_records: Callable[[str], Awaitable[Mapping[str, float]]],
     ) -> None:
         self.shares = shares
         self._limits = limits
         self._stream_bytes = stream_bytes
-        self._backlog = backlog
+        self._in_records = in_records
 
     async def of(self, caller: Claimant, owner: str) -> list[LimitUsage]:
         """The limits of a caller, and of the owner of what it sends."""
-        counted = {**await self._backlog(owner), "stream_bytes": self._stream_bytes(caller)}
+        counted = {**await self._in_records(owner), "stream_bytes": self._stream_bytes(caller)}
         return [self._usage(limit, caller, counted) for limit in self._limits.values()]
 
     def _usage(self, limit: Limit, caller: Claimant, counted: Mapping[str, float]) -> LimitUsage:

@@ -186,7 +186,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             key_use=key_use,
             refusals=refusals,
             streams=streams,
-            limits=CallerLimits(policies.limits, policies.shares, streams.bytes_held_by, partial(_backlog, knowledge)),
+            limits=_limits(policies, streams, knowledge),
             servers=servers,
             catalog=catalog,
             listing=SourceListing(catalog, servers, knowledge, resilience.upstreams, questions.model),
@@ -320,9 +320,13 @@ def _recordings(
     return RecordingFolder(settings, Path(settings.recordings_dir), recorded, telemetry)
 
 
-async def _backlog(knowledge: KnowledgeOpener, owner: str) -> Mapping[str, float]:
+def _limits(policies: Policies, streams: EventStreams, knowledge: KnowledgeOpener) -> CallerLimits:
+    return CallerLimits(policies.limits, policies.shares, streams.bytes_held_by, partial(_in_records, knowledge))
+
+
+async def _in_records(knowledge: KnowledgeOpener, owner: str) -> Mapping[str, float]:
     opened = await knowledge.existing()
-    return {} if opened is None else await opened.backlog(owner)
+    return {} if opened is None else await opened.held(owner)
 
 
 async def _credentials(knowledge: KnowledgeOpener) -> set[str]:

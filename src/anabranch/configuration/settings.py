@@ -171,6 +171,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     caller_steps: Count = 2_500
     caller_pending_documents: Count = 10_000
     caller_pending_bytes: Bytes = 1024 * 1024 * 1024
+    caller_collections: Count = 1_000
+    caller_documents: Count = 1_000_000
+    caller_stored_bytes: Bytes = 20 * 1024 * 1024 * 1024
     caller_stream_memory: Bytes = 64 * 1024 * 1024
     model_retries: Few = 2
     retry_budget: Share = 0.2

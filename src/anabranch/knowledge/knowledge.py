@@ -12,7 +12,7 @@ from anabranch.domain.audit import Actor, AuditEntry, AuditFilter, AuditRecord
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Filters, Passage, Query, Value
-from anabranch.domain.shares import Limit, claimant
+from anabranch.domain.shares import Limit
 from anabranch.knowledge import key_requests, lookup
 from anabranch.knowledge.chunking import effective
 from anabranch.knowledge.collection_names import checked_name
@@ -33,13 +33,13 @@ from anabranch.knowledge.model import (
     StoredChunk,
     StoredDocument,
 )
+from anabranch.knowledge.owner_limits import OwnerLimits
 from anabranch.knowledge.records import audit, collections, documents, erasures, jobs, keys, queries
 from anabranch.knowledge.records.collections import PublishedEndpoint
 from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.documents import Cursors
 from anabranch.knowledge.records.erasures import Erasure, ErasureSubject, ErasureTimes
 from anabranch.knowledge.search import Searcher, SearchHits
-from anabranch.policies.shares import limit_reached
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Knowledge:
         self._searcher = searcher
         self._embedder = embedder
         self._erasure_times = erasure_times
-        self._limits = limits or {}
+        self._limits = OwnerLimits(limits or {})
 
     async def search(self, query: Query, caller: Caller, source: str | None = None) -> list[Passage]:
         return (await self.find(query, caller, source)).passages
@@ -135,6 +135,7 @@ class Knowledge:
         limited = effective(chunking, self._embedder)
 
         def write(db: Connection) -> Collection | None:
+            self._limits.check_collection(db, caller.owner)
             unsaid = Permissions(visibility=self._default_visibility or collections.default_visibility(db))
             settings = CollectionSettings(
                 embedding_model=self._embedder.name,
@@ -227,25 +228,14 @@ class Knowledge:
         chosen = self._chunking(found, chunking)
 
         def write(db: Connection) -> str:
-            self._check_backlog(db, caller.owner, len(arrived), sum(len(document.data) for document in arrived))
+            self._limits.check_documents(db, found, caller.owner, arrived)
             return jobs.create(db, found, caller.owner, arrived, chosen)
 
         return await self._database.write(write)
 
-    async def backlog(self, owner: str) -> Mapping[str, float]:
-        """What an owner has sent that is not processed yet, by the names of its limits."""
-        return (await self._database.read(lambda db: jobs.backlog(db, owner)))._asdict()
-
-    def _check_backlog(self, db: Connection, owner: str, documents: int, size: int) -> None:
-        """LimitReached if that is more than the caller may have sent before it is processed. What is larger than the
-        limit itself is accepted when nothing waits."""
-        waiting = jobs.backlog(db, owner)
-        if not waiting.pending_documents:
-            return
-        for name, sent in (("pending_documents", documents), ("pending_bytes", size)):
-            limit = self._limits.get(name)
-            if limit is not None and getattr(waiting, name) + sent > limit.of(claimant.get()):
-                raise limit_reached(limit, limit.of(claimant.get()))
+    async def held(self, owner: str) -> Mapping[str, float]:
+        """What an owner has in the records, by the names of its limits."""
+        return await self._database.read(lambda db: self._limits.held(db, owner))
 
     async def job(self, caller: Caller, identifier: str) -> Job:
         found = await self._database.read(lambda db: jobs.by_id(db, identifier))
@@ -311,7 +301,7 @@ class Knowledge:
                     f"The upload of {failed.document.title!r} is no longer kept: at most "
                     f"{jobs.MAX_FAILED_BYTES >> 20} MB of failed documents are. Send the document again."
                 )
-            self._check_backlog(db, failed.owner, 1, failed.size)
+            self._limits.check_waiting(db, failed.owner, 1, failed.size)
             return jobs.retry(db, failed, collection, effective(failed.chunking, self._embedder))
 
         return await self._database.write(write)

@@ -170,7 +170,7 @@ def create(
     """Accept documents; once this is committed, none of them is lost."""
     identifier, job = _insert_job(db, collection, owner, chunking)
     for ordinal, document in enumerate(arrived):
-        content_hash = sha256(document.data or (document.url or "").encode()).hexdigest()
+        content_hash = _hash_of(document)
         described = msgspec.structs.replace(document, data=b"", identity=identity_of(document, content_hash))
         item = _insert_item(db, collection, Queued(job, owner, ordinal, len(document.data)), described, content_hash)
         db.execute("INSERT INTO uploads VALUES (?, ?)", (item, document.data))
@@ -227,6 +227,16 @@ def _insert_item(
         (*queued, arrived.source == "url", document_id, as_json(arrived), content_hash),
     ).lastrowid
     return item or 0
+
+
+def count_versions(db: sqlite3.Connection, collection: Collection, sent: Sequence[NewDocument]) -> int:
+    """How many of these are versions of documents that are stored."""
+    identities = {identity_of(one, _hash_of(one)) for one in sent}
+    return sum(documents.by_identity(db, collection.key, one) is not None for one in identities)
+
+
+def _hash_of(document: NewDocument) -> str:
+    return sha256(document.data or (document.url or "").encode()).hexdigest()
 
 
 def _open_id(db: sqlite3.Connection, collection: int, identity: str) -> str | None:
