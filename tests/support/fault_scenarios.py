@@ -1,0 +1,582 @@
+"""The fault scenarios: what each promises, within which limits, and what happens in it.
+
+Limits are written before anything is measured. One that is changed later says why beside it. Those that every scenario
+has: HTTP 200 only, no answer that ends with an error, and no error in the servers' logs; see support/fault_checker.py."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from support.fault_clients import Asking, Reader
+from support.fault_world import LEASE_S, World, cannot_compile, cannot_mount, tiny_disk, world
+
+Limits = dict[str, Any]
+
+FEW, SOME = 40, 100
+# How long something is frozen, killed or cut off, once.
+OUTAGE_S = 3.0
+PACE_S = 0.03
+STORM_STREAMS, STORM_READERS = 100, 5_000
+
+
+def _available() -> str | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """`unavailable` says why it cannot be run here, if it cannot."""
+
+    name: str
+    promise: str
+    run: Callable[[Path], Awaitable[None]]
+    limits: Limits = field(default_factory=dict)
+    unavailable: Callable[[], str | None] = _available
+
+    @property
+    def all_limits(self) -> Limits:
+        facts = {"errors_in_the_log": [0, 0], **self.limits.get("facts", {})}
+        return {"statuses": [200], "errors": [], **self.limits, "facts": facts}
+
+
+# Sources.
+
+
+async def with_sources(slugs: Sequence[str], folder: Path, *, count: int = FEW) -> None:
+    async with world(folder) as there:
+        await beside(there, [there.asking(slug) for slug in slugs], count)
+
+
+async def beside(there: World, faulty: Sequence[Asking], count: int) -> None:
+    """So many of each faulty question, while victims ask the good source only."""
+    victims = asyncio.create_task(there.clients.many(there.asking(group="victims"), SOME, every_s=PACE_S))
+    await asyncio.gather(*(there.clients.many(asking, count, every_s=PACE_S) for asking in faulty))
+    await victims
+
+
+async def lying_sources(folder: Path) -> None:
+    async with world(folder) as there:
+        lies = there.upstreams.lies()
+        verified = there.asking(*lies, model="scribe", group="verified", verify=True)
+        await beside(there, [there.asking(*lies), there.asking(*lies, whole=True, group="whole")], FEW)
+        await there.clients.many(verified, 4)
+
+
+async def flapping_source(folder: Path) -> None:
+    """Half a second broken, half a second whole, again and again, and then whole."""
+    settings = {"breaker_window": 2, "breaker_calls": 4, "breaker_pause": 0.5}
+    async with world(folder, settings=settings) as there:
+        source = there.upstreams.flapping("flapping")
+        asking = there.asking("flapping")
+        broken_calls = broken_asked = 0
+        for turn in range(12):
+            source.broken, before = turn % 2 == 0, source.calls
+            there.history.fault(f"source broken: {source.broken}")
+            await there.clients.many(asking, 25, every_s=0.02)
+            broken_calls += source.broken * (source.calls - before)
+            broken_asked += source.broken * 25
+        there.history.fact("share_of_calls_to_a_broken_source", broken_calls / broken_asked)
+        began = time.monotonic()
+        while (before := source.calls) is not None:
+            await there.clients.ask(asking)
+            if source.calls > before:
+                break
+            await asyncio.sleep(0.05)
+        there.history.fact("closed_again_after_s", time.monotonic() - began)
+
+
+# The model, and clients.
+
+
+async def dying_model(folder: Path) -> None:
+    async with world(folder) as there:
+        dying = [there.asking(model=slug, group="cut off") for slug in ("stream-break", "stream-error")]
+        dying.append(there.asking(model="stream-endless-line", group="cut off"))
+        await beside(there, dying, 20)
+
+
+async def clients_gone(folder: Path) -> None:
+    """Clients leave after their first events, before, while and after the model writes."""
+    async with world(folder) as there:
+        leaving = [there.asking(model="slow-writer", group="gone", leaves_after=number) for number in (1, 3, 5, 9)]
+        await beside(there, leaving, FEW)
+        began = time.monotonic()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                while await there.metric("anabranch_questions_running") or not _all_left(there):
+                    await asyncio.sleep(0.02)
+        there.history.fact("upstreams_free_after_s", time.monotonic() - began)
+
+
+def _all_left(there: World) -> bool:
+    return all(one.finished or one.disconnected for one in there.space.requests)
+
+
+# Redis.
+
+
+async def during(there: World, fault: Callable[[], Awaitable[None]], *, moving: bool = True) -> None:
+    """Streams are being read when the fault comes, and answers are kept from before it. Victims ask questions that need
+    no Redis. Afterwards every stream is read once more from the other server, from its beginning or from its middle."""
+    clients = there.clients
+    ended = await clients.many(there.asking(resumable=True, group="before"), 12)
+    running = asyncio.create_task(
+        clients.many(there.asking(model="slow-writer", resumable=True, group="during"), 24, every_s=0.02)
+    )
+    await asyncio.sleep(1.0)
+    victims = asyncio.create_task(clients.many(there.asking(group="victims"), SOME, every_s=PACE_S))
+    await asyncio.gather(fault(), _moved(there, ended, "moved") if moving else asyncio.sleep(0))
+    await victims
+    readers = [*ended, *(one for one in await running if one.stream is not None)]
+    await _moved(there, readers, "after")
+
+
+async def _moved(there: World, readers: Sequence[Reader], group: str) -> None:
+    """Each of these streams, from the server that did not write it."""
+    follows = []
+    for number, reader in enumerate(readers):
+        if reader.stream is not None:
+            follower = there.clients.reader(group, reader.question, at=number % 2 + 1)
+            follows.append(follower.follow(reader.stream))
+    await asyncio.gather(*follows)
+
+
+async def redis_killed(folder: Path) -> None:
+    async with world(folder, servers=2, redis=True) as there:
+
+        async def fault() -> None:
+            there.history.fault("Redis killed")
+            there.valkey.kill()
+            await asyncio.sleep(OUTAGE_S)
+            await asyncio.to_thread(there.valkey.start)
+            there.history.fault("Redis started, empty")
+
+        await during(there, fault)
+
+
+async def redis_frozen(folder: Path) -> None:
+    async with world(folder, servers=2, redis=True) as there:
+
+        async def fault() -> None:
+            there.history.fault("Redis frozen")
+            there.valkey.freeze()
+            await asyncio.sleep(OUTAGE_S)
+            there.valkey.thaw()
+            there.history.fault("Redis thawed")
+
+        await during(there, fault)
+
+
+async def redis_emptied(folder: Path) -> None:
+    async with world(folder, servers=2, redis=True) as there:
+
+        async def fault() -> None:
+            for _ in range(3):
+                there.history.fault("Redis emptied")
+                there.valkey.send("FLUSHALL")
+                await asyncio.sleep(0.5)
+
+        await during(there, fault)
+
+
+async def redis_evicting(folder: Path) -> None:
+    options = ("--maxmemory", "4mb", "--maxmemory-policy", "volatile-lru", "--maxmemory-samples", "10")
+    async with world(folder, servers=2, redis=options) as there:
+
+        async def fault() -> None:
+            there.history.fault("Redis full of other keys")
+            for turn in range(10):
+                junk = (f"SET junk-{turn}-{number} {'x' * 1000} EX 600" for number in range(600))
+                await asyncio.to_thread(there.valkey.send, *junk)
+                await asyncio.sleep(0.1)
+            there.history.fact("evicted_keys", int(there.valkey.info("stats")["evicted_keys"]))
+
+        await during(there, fault)
+
+
+async def redis_late(folder: Path) -> None:
+    """Redis answers later than the time-out again and again, while clients leave and their commands are cancelled."""
+    async with world(folder, servers=2, redis=True, proxied=True) as there:
+
+        async def fault() -> None:
+            for seconds in (0.1, 0.19, 0.21, 0.25, 0.4, 0.8):
+                there.history.fault(f"replies of Redis stalled for {seconds} s")
+                there.redis_proxy.stall()
+                leaving = there.asking(model="slow-writer", resumable=True, group="gone", leaves_after=1)
+                gone = asyncio.create_task(there.clients.many(leaving, 10))
+                await asyncio.sleep(seconds)
+                there.redis_proxy.resume()
+                await gone
+                await asyncio.sleep(0.2)
+
+        await during(there, fault)
+
+
+# Workers and clocks.
+
+
+async def worker_killed(folder: Path) -> None:
+    async with world(folder, workers=2, redis=True) as there:
+        asking = there.asking(model="slow-writer", resumable=True, group="during")
+        running = asyncio.create_task(there.clients.many(asking, FEW, every_s=0.02))
+        await asyncio.sleep(1.5)
+        there.kill(there.workers[0])
+        killed = time.monotonic()
+        readers = await running
+        lost = [one for one in readers if one.ended.is_set()]
+        there.history.fact("all_streams_ended_after_s", time.monotonic() - killed)
+        there.history.fact("streams_without_an_end", len(readers) - len(lost))
+        while len(there.workers) < 2:
+            await asyncio.sleep(0.05)
+        await there.clients.many(there.asking(group="after"), SOME, every_s=PACE_S)
+
+
+async def worker_paused(folder: Path) -> None:
+    """One of two servers is stopped for longer than its lease, and wakes. Its streams are read from both."""
+    async with world(folder, servers=2, redis=True) as there:
+        asking = there.asking(model="slow-writer", resumable=True, group="paused")
+        running = asyncio.create_task(there.clients.many(asking, 20, every_s=0.02, at=0))
+        await asyncio.sleep(1.0)
+        streams = [one for one in there.clients.readers if one.stream is not None and not one.ended.is_set()]
+        with there.frozen(psutil.Process(there.programs[0].pid)):
+            others = [there.clients.reader("other server", one.question, at=1) for one in streams]
+            following = [other.follow(str(one.stream)) for other, one in zip(others, streams, strict=True)]
+            asked = there.clients.many(there.asking(group="victims"), SOME, every_s=PACE_S, at=1)
+            await asyncio.gather(asked, *following, asyncio.sleep(LEASE_S + 1.5))
+        await running
+        await there.clients.many(there.asking(group="after"), FEW, every_s=PACE_S)
+
+
+async def clock_stepped(seconds: int, folder: Path) -> None:
+    async with world(folder, servers=2, redis=True, stepped=True) as there:
+
+        async def fault() -> None:
+            there.step_clock(seconds)
+            await asyncio.sleep(1.0)
+
+        await during(there, fault)
+
+
+# Disk, load and the end.
+
+
+async def disk_full(folder: Path) -> None:
+    """The data folder is on a disk of its own. While it is full, questions cannot be recorded."""
+    disk = folder / "disk"
+    wrapper = tiny_disk(disk, 12)
+    async with world(folder, wrapper=wrapper, settings={"data_dir": disk / "data"}) as there:
+        url, (program,) = there.clients.urls[0], there.programs
+        async with there.clients.request("POST", f"{url}/v1/collections", json={"name": "shop"}) as response:
+            assert response.status in (200, 201), await response.text()
+        await there.clients.many(there.asking(group="before"), 10)
+        there.history.fault("disk full")
+        ballast = Path(f"/proc/{program.pid}/root{disk}/ballast")
+        await asyncio.to_thread(_fill, ballast)
+        await there.clients.many(there.asking(group="full"), SOME, every_s=PACE_S)
+        await there.clients.many(there.asking(group="full", resumable=True), 20, every_s=PACE_S)
+        ballast.unlink()
+        there.history.fault("disk has room")
+        recorded = await _recorded(there)
+        await there.clients.many(there.asking(group="after"), 20, every_s=PACE_S)
+        there.history.fact("recorded_after", await _until_recorded(there, recorded + 20) - recorded)
+        missed = sum(line["event"] == "question_not_recorded" for line in program.log)
+        there.history.fact("warnings_question_not_recorded", missed)
+
+
+def _fill(ballast: Path) -> None:
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        for size in (65536, 512):
+            with suppress(OSError):
+                while file.write(b"x" * size):
+                    pass
+
+
+async def _recorded(there: World) -> int:
+    async with there.clients.request("GET", f"{there.clients.urls[0]}/v1/queries?limit=1") as response:
+        body = await response.json()
+        return int(body["total"])
+
+
+async def _until_recorded(there: World, count: int) -> int:
+    began, found = time.monotonic(), 0
+    while found < count and time.monotonic() - began < 5:
+        found = await _recorded(there)
+        await asyncio.sleep(0.05)
+    return found
+
+
+async def ten_times(folder: Path) -> None:
+    """The server can run 20 questions of a second each. Flooding callers ask 200 a second, and one asks now and then."""
+    settings = {"max_running": 20, "max_waiting": 0, "caller_running": 10, "caller_waiting": 10}
+    async with world(folder, settings=settings) as there:
+        there.upstreams.model("second-writer", words=8, every_s=0.1)
+        floods = [there.clients.reader("flood", at=0) for _ in range(1_600)]
+        for reader in floods:
+            reader.share_address("10.200.0.1")
+        asking, victim = there.asking(model="second-writer"), there.asking(group="victims")
+        tasks = []
+        victims = asyncio.create_task(there.clients.many(victim, 40, every_s=0.2))
+        for reader in floods:
+            tasks.append(asyncio.create_task(reader.ask(asking)))
+            await asyncio.sleep(1 / 200)
+        await asyncio.gather(victims, *tasks)
+        there.history.fact("refusals_without_retry_after", sum(one.refused_without_hint for one in floods))
+        await there.clients.many(there.asking(group="after"), 10)
+
+
+async def reconnect_storm(folder: Path) -> None:
+    """Readers of a hundred running answers lose their connections at once, and all come back at once."""
+    async with world(folder, settings={"caller_running": 8192}) as there:
+        there.upstreams.model("long-writer", words=20, every_s=1.5)
+        streams = [there.clients.reader("askers") for _ in range(STORM_STREAMS)]
+        asking = there.asking(model="long-writer", resumable=True)
+        asked = [asyncio.create_task(one.ask(asking)) for one in streams]
+        await asyncio.gather(*(one.opened.wait() for one in streams))
+        readers = [there.clients.reader("storm", one.question) for one in streams for _ in range(50)]
+        following = []
+        for number, reader in enumerate(readers):
+            following.append(asyncio.create_task(reader.follow(str(streams[number // 50].stream))))
+            if number % 100 == 99:
+                await asyncio.sleep(0.05)
+        await asyncio.gather(*(one.opened.wait() for one in readers))
+        await asyncio.gather(*(one.seen.wait() for one in readers))
+        there.history.fact("readers_before", await there.metric("anabranch_stream_readers"))
+        there.history.fault("all connections of readers lost")
+        began = time.monotonic()
+        for reader in readers:
+            reader.cut()
+        await asyncio.gather(*(one.reopened.wait() for one in readers))
+        there.history.fact("all_back_after_s", time.monotonic() - began)
+        waited = sorted(one.reopened_after_s for one in readers)
+        there.history.fact("p99_reconnect_s", waited[int(0.99 * len(waited))])
+        await asyncio.gather(*asked, *following)
+
+
+async def sigterm(folder: Path) -> None:
+    """Answers of 3 s are being written at the SIGTERM, and some that take longer than the drain timeout."""
+    settings = {"drain_timeout": 4, "heartbeat_interval": 1}
+    async with world(folder, settings=settings) as there:
+        there.upstreams.model("long-writer", words=100, every_s=0.1)
+        short, long = there.asking(model="slow-writer"), there.asking(model="long-writer", group="long")
+        kept = there.asking(model="slow-writer", resumable=True, group="resumable")
+        running = [asyncio.create_task(there.clients.many(one, 20)) for one in (short, long, kept)]
+        await asyncio.sleep(1.0)
+        (program,) = there.programs
+        there.history.fault("SIGTERM")
+        began = time.monotonic()
+        program.send(signal.SIGTERM)
+        await program.logged("server_stopping")
+        await asyncio.gather(*running)
+        code = await program.ended()
+        there.history.fact("exit_status", code)
+        there.history.fact("ended_after_s", time.monotonic() - began)
+        there.history.fact("still_listening", await _listens(program.host, program.port))
+
+
+async def _listens(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+GOOD: Limits = {"answered": {"all": 1.0}}
+NO_REDIS_NEEDED = {"victims": 1.0}
+# While Redis is away, another server's streams answer 503 with Retry-After; never 404.
+MOVED: Limits = {"statuses": [200, 503], "answered": {"all": 1.0}, "p99_s": {"victims": 1.0}}
+
+SCENARIOS = (
+    Scenario(
+        name="source-hangs",
+        promise="A source that never answers costs a question the retrieval timeout (2 s here) and nothing else: every "
+        "question is answered from the other sources, and questions without that source notice nothing.",
+        run=partial(with_sources, ["hang"]),
+        limits={**GOOD, "p99_s": {"all": 3.0, "victims": 1.0}},
+    ),
+    Scenario(
+        name="source-trickles",
+        promise="A source that sends a byte now and then is cut off at the same timeout.",
+        run=partial(with_sources, ["trickle"]),
+        limits={**GOOD, "p99_s": {"all": 3.0, "victims": 1.0}},
+    ),
+    Scenario(
+        name="source-resets",
+        promise="A source that resets the connection, at once or in mid-reply, costs nothing.",
+        run=partial(with_sources, ["reset", "cut"]),
+        limits={**GOOD, "p99_s": {"all": 1.0, "victims": 1.0}},
+    ),
+    Scenario(
+        name="source-lies",
+        promise="Sources that send other forms, impossible scores, deep nesting, broken text or the names of others do not "
+        "change what other sources have sent; every document and quote is from the source that it names.",
+        run=lying_sources,
+        limits={**GOOD, "p99_s": {"all": 3.0, "victims": 1.0}},
+    ),
+    Scenario(
+        name="source-oversized",
+        promise="Replies of 32 MB, and of 65 MB when unpacked, are cut off at AGGREGATOR_MAX_REPLY_BYTES (4 MB): memory "
+        "grows by less than 100 MB with ten at once.",
+        run=partial(with_sources, ["huge", "bomb"], count=20),
+        limits={**GOOD, "p99_s": {"all": 5.0, "victims": 2.0}, "memory_mb": 100},
+    ),
+    Scenario(
+        name="model-dies",
+        promise="An answer whose model breaks off, reports an error or sends an endless line ends with the words that came "
+        "and one `generation_failed`; other answers notice nothing.",
+        run=dying_model,
+        limits={"errors": ["generation_failed"], "answered": {"victims": 1.0}, "p99_s": {"all": 5.0, "victims": 1.5}},
+    ),
+    Scenario(
+        name="client-gone",
+        promise="When clients go away, their questions end and all their upstream calls are closed within 2 s.",
+        run=clients_gone,
+        limits={
+            "answered": {"victims": 1.0},
+            "p99_s": {"victims": 1.0},
+            "memory_mb": 60,
+            "facts": {"upstreams_free_after_s": [0, 2]},
+        },
+    ),
+    Scenario(
+        name="redis-killed",
+        promise="Redis is killed for 3 s and comes back empty: questions notice nothing, running answers continue on their "
+        "server, kept answers are there again, and no client is told that its stream does not exist.",
+        run=redis_killed,
+        limits=MOVED,
+    ),
+    Scenario(
+        name="redis-frozen",
+        promise="Redis does not answer for 3 s: questions that need no Redis notice nothing, and streams of other servers "
+        "answer 503 until it is back.",
+        run=redis_frozen,
+        limits=MOVED,
+    ),
+    Scenario(
+        name="redis-emptied",
+        promise="Redis loses all keys without a lost connection: running answers go on, and kept ones can still be read from "
+        "every server while the one that wrote them lives.",
+        run=redis_emptied,
+        limits=MOVED,
+    ),
+    Scenario(
+        name="redis-evicts",
+        promise="Redis evicts streams because its memory is full of other keys: as when it is emptied.",
+        run=redis_evicting,
+        limits={**MOVED, "facts": {"evicted_keys": [1, 1e9]}},
+    ),
+    Scenario(
+        name="redis-late",
+        promise="Redis replies to commands that were given up: no reply reaches another command, so no client sees words of "
+        "another answer, and questions that need no Redis notice nothing.",
+        run=redis_late,
+        limits={**MOVED, "answered": {group: 1.0 for group in ("before", "during", "moved", "after", "victims")}},
+    ),
+    Scenario(
+        name="worker-killed",
+        promise="A worker is killed: within the lease (2 s here) and 3 s its answers end with `worker_lost` for all who read "
+        "them, the others go on, and a new worker is started.",
+        run=worker_killed,
+        limits={
+            "statuses": [200, 503],
+            "errors": ["worker_lost"],
+            "answered": {"after": 1.0},
+            "p99_s": {"after": 1.0},
+            "facts": {"all_streams_ended_after_s": [0, 8], "streams_without_an_end": [0, 0]},
+        },
+    ),
+    Scenario(
+        name="worker-paused",
+        promise="A server is stopped for longer than its lease: its answers end with `worker_lost`, and when it wakes, its "
+        "own readers see the same end, and nothing after it. The other server notices nothing.",
+        run=worker_paused,
+        limits={
+            "statuses": [200, 503],
+            "errors": ["worker_lost"],
+            "answered": {"victims": 1.0, "after": 1.0},
+            "p99_s": {"victims": 1.0, "after": 1.0},
+        },
+    ),
+    Scenario(
+        name="clock-forward",
+        promise="The clocks of servers and Redis are set an hour forward: running answers go on, and kept ones can still be "
+        "read from every server while the one that wrote them lives, although Redis has expired them.",
+        run=partial(clock_stepped, 3600),
+        limits=MOVED,
+        unavailable=cannot_compile,
+    ),
+    Scenario(
+        name="clock-back",
+        promise="The clocks of servers and Redis are set an hour back: nobody notices.",
+        run=partial(clock_stepped, -3600),
+        limits=MOVED,
+        unavailable=cannot_compile,
+    ),
+    Scenario(
+        name="disk-full",
+        promise="While the disk of the data folder is full, questions are answered and not recorded, which is a warning in the "
+        "log; when there is room again, they are recorded again.",
+        run=disk_full,
+        limits={
+            **GOOD,
+            "p99_s": {"full": 1.0},
+            "facts": {"recorded_after": [20, 20], "warnings_question_not_recorded": [1, 1000]},
+        },
+        unavailable=cannot_mount,
+    ),
+    Scenario(
+        name="load-10x",
+        promise="One caller asks ten times as many questions as the server can run: the excess is refused at once with "
+        "429 or 503 and Retry-After, what is accepted is answered, and another caller's questions all are, within 1 s.",
+        run=ten_times,
+        limits={
+            "statuses": [200, 429, 503],
+            "answered": {"victims": 1.0, "after": 1.0},
+            "p99_s": {"victims": 1.0, "flood": 4.0},
+            "memory_mb": 60,
+            "facts": {"refusals_without_retry_after": [0, 0]},
+        },
+    ),
+    Scenario(
+        name="reconnect-storm",
+        promise="5,000 readers of 100 running answers lose their connections and come back at once: all are served again "
+        "within 10 s, none is refused, and each gets the rest of its answer.",
+        run=reconnect_storm,
+        limits={
+            **GOOD,
+            "facts": {"readers_before": [STORM_READERS, STORM_READERS + STORM_STREAMS], "all_back_after_s": [0, 10]},
+        },
+    ),
+    Scenario(
+        name="sigterm",
+        promise="After SIGTERM in mid-stream, running answers are finished, those that take longer than the drain timeout "
+        "(4 s here) end with `shutting_down`, and the process ends with status 0.",
+        run=sigterm,
+        limits={
+            "errors": ["shutting_down"],
+            "answered": {"all": 0.3, "resumable": 1.0},
+            "facts": {"exit_status": [0, 0], "ended_after_s": [2, 8], "still_listening": [0, 0]},
+        },
+    ),
+    Scenario(
+        name="breaker-flaps",
+        promise="A source that breaks and recovers every half second costs no question its answer, is asked less than half as "
+        "often while it is broken, and is asked again within a second of its last failure.",
+        run=flapping_source,
+        limits={
+            **GOOD,
+            "p99_s": {"all": 1.0},
+            "facts": {"share_of_calls_to_a_broken_source": [0, 0.5], "closed_again_after_s": [0, 1.5]},
+        },
+    ),
+)
