@@ -53,7 +53,7 @@ class Asking(NamedTuple):
 
     sources: Sequence[Ref]
     model: Ref | None
-    group: str = "all"
+    group: str = "questions"
     resumable: bool = False
     whole: bool = False
     leaves_after: int | None = None
@@ -83,7 +83,7 @@ class Clients:
     ) -> None:
         await self._http.close()
 
-    def reader(self, group: str = "all", question: str | None = None, *, at: int = 0) -> "Reader":
+    def reader(self, group: str = "questions", question: str | None = None, *, at: int = 0) -> "Reader":
         number = next(self._clients)
         self.readers.append(Reader(self, f"c{number}", question or str(next(self._numbers)), group, at=at))
         return self.readers[-1]

@@ -43,6 +43,7 @@ from anabranch.domain.signals import (
     EvidenceUnavailable,
     McpServerStateChanged,
     RateLimitChecked,
+    QuestionNotRecorded,
     RecordingFailed,
     RedisCommandRefused,
     RedisStateChanged,
@@ -405,6 +406,8 @@ class LoggedEvents(SilentTelemetry):
                 self._log.warning(UNAVAILABLE[type(signal)], reason=sentence(signal.reason))
             case RecordingFailed():
                 self._rate_limited(self._log.warning, "recording_failed", reason=sentence(signal.reason))
+            case QuestionNotRecorded():
+                self._rate_limited(self._log.warning, "question_not_recorded", reason=sentence(signal.reason))
             case BreadcrumbsDropped():
                 self._log.warning("breadcrumbs_lost", count=signal.count)
             case McpServerStateChanged():

@@ -113,6 +113,19 @@ class StreamWriter:
                 if unchanged and not stream.shared and self._streams.get(stream.owner.stream) is stream:
                     await self._commit(stream, entries, attempt)
 
+    async def restore_lost(self, stream: OwnedStream) -> None:
+        """Restore a stream that Redis has lost, although nobody noticed. One that fits into a command keeps its epoch."""
+        async with stream.lock:
+            entries, _, _ = stream.tape.read(0, len(stream.tape))
+            if self._streams.get(stream.owner.stream) is not stream:
+                return
+            if len(_chunk(entries)) == len(entries):
+                with suppress(RedisGone):
+                    await self._commit(stream, entries, "")
+                return
+            stream.shared = False
+        await self.restore(stream)
+
     async def _commit(self, stream: OwnedStream, entries: Sequence[SequencedEntry], attempt: str) -> None:
         tape, now = stream.tape, self._clock.monotonic()
         stream.sent_epoch = max(stream.sent_epoch, tape.epoch)
