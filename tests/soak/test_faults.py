@@ -30,7 +30,7 @@ async def test_scenario(scenario: Scenario, tmp_path: Path) -> None:
         history = fault_checker.read(tmp_path / "history.jsonl")
         found, measured = fault_checker.faults(history, scenario.all_limits), fault_checker.measured(history)
     except BaseException as error:
-        found.append(repr(error))
+        found.append(repr(error)[:300])
         raise
     finally:
         write(scenario, measured=measured, faults=found[:20], seconds=round(time.monotonic() - began, 1))

@@ -244,6 +244,12 @@ def _errors(history: History, allowed: Sequence[str]) -> Iterator[str]:
             yield f"{one.name}: ended with {one.end.data['error']}"
 
 
+def _texts(history: History, expected: Mapping[str, str]) -> Iterator[str]:
+    """What the answers of a group say, although they broke off."""
+    for group, text in expected.items():
+        yield from (f"{one.name}: {one.text[:80]!r}, not {text!r}" for one in history.group(group) if one.text != text)
+
+
 def _answered(history: History, least: Mapping[str, float]) -> Iterator[str]:
     """The least share of each group's questions that have an answer."""
     for group, share in least.items():
@@ -281,6 +287,7 @@ def _facts(history: History, limits: Mapping[str, Sequence[float]]) -> Iterator[
 LIMITS: Mapping[str, Callable[[History, Any], Iterator[str]]] = {
     "statuses": _statuses,
     "errors": _errors,
+    "texts": _texts,
     "answered": _answered,
     "p50_s": _latency(0.5),
     "p99_s": _latency(0.99),

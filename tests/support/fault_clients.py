@@ -75,13 +75,13 @@ class Clients:
         # A connection for each request, so that it reaches any of the workers.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE_S)
-        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=LINE_BYTES)
+        self.http = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=LINE_BYTES)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.close()
+        await self.http.close()
 
     def reader(self, group: str = "questions", question: str | None = None, *, at: int = 0) -> "Reader":
         number = next(self._clients)
@@ -104,7 +104,7 @@ class Clients:
         return list(await asyncio.gather(*asked))
 
     def request(self, method: str, url: str, **options: Any) -> Any:
-        return self._http.request(method, url, **options)
+        return self.http.request(method, url, **options)
 
     def pause_s(self) -> float:
         return self._chance.uniform(RETRY_S / 2, RETRY_S)

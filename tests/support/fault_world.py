@@ -103,7 +103,7 @@ class World:
         return Asking(sources, None if model is None else self.upstreams.writer(model), **more)
 
     async def metric(self, name: str, at: int = 0, **labels: str) -> float:
-        read = await scrape(self.clients, self.programs[at].url)  # type: ignore[arg-type]
+        read = await scrape(self.clients.http, self.programs[at].url)
         return sum(sample.value for sample in read.all(name, **labels))
 
     def step_clock(self, seconds: int) -> None:
