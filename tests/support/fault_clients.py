@@ -16,7 +16,7 @@ Ref = dict[str, Any]
 
 ENDS = ("done", "error")
 CUT = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
-PATIENCE_S = 25.0
+PATIENCE_S = 45.0
 RETRY_S = 0.2
 LINE_BYTES = 2**22
 

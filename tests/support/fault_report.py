@@ -48,7 +48,9 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| scenario | promise | kept | measured |", "|---|---|---|---|"]
     lines += [f"| `{one['scenario']}` | {one['promise']} | {_verdict(one)} | {_measured(one)} |" for one in results]
     broken = "".join(_broken(one) for one in results)
-    return HEAD + summary + "\n\n" + "\n".join(lines) + "\n" + (f"\n## Broken promises\n{broken}" if broken else "") + TAIL
+    return (
+        HEAD + summary + "\n\n" + "\n".join(lines) + "\n" + (f"\n## Broken promises\n{broken}" if broken else "") + TAIL
+    )
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
@@ -66,7 +68,9 @@ def _measured(result: Mapping[str, Any]) -> str:
 def _parts(measured: Mapping[str, Any]) -> Iterator[str]:
     for group, found in measured.items():
         if group == "facts":
-            yield from (f"{name.replace('_', ' ')}: {value:g}" for name, value in found.items() if value or name[0] != "e")
+            yield from (
+                f"{name.replace('_', ' ')}: {value:g}" for name, value in found.items() if value or name[0] != "e"
+            )
         elif group == "memory_mb":
             yield f"memory grew by {found} MB"
         elif group != "warm-up":

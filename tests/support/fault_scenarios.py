@@ -313,7 +313,9 @@ async def _recorded(there: World, since: str, count: int) -> int:
     """How many questions are in the log, or `count` as soon as there are as many."""
     began, found = time.monotonic(), 0
     while found < count and time.monotonic() - began < 5:
-        async with there.clients.request("GET", f"{there.clients.urls[0]}/v1/queries?limit=200&since={since}") as response:
+        async with there.clients.request(
+            "GET", f"{there.clients.urls[0]}/v1/queries?limit=200&since={since}"
+        ) as response:
             found = len((await response.json())["queries"])
         await asyncio.sleep(0.05)
     return found
@@ -340,8 +342,8 @@ async def ten_times(folder: Path) -> None:
 
 async def reconnect_storm(folder: Path) -> None:
     """Readers of a hundred running answers lose their connections at once, and all come back at once."""
-    async with world(folder, settings={"caller_running": 8192}) as there:
-        there.upstreams.model("long-writer", words=20, every_s=1.5)
+    async with world(folder, settings={"generation_timeout": 60}) as there:
+        there.upstreams.model("long-writer", words=15, every_s=1.5)
         streams = [there.clients.reader("askers") for _ in range(STORM_STREAMS)]
         asking = there.asking(model="long-writer", resumable=True)
         asked = [asyncio.create_task(one.ask(asking)) for one in streams]
@@ -489,7 +491,10 @@ SCENARIOS = (
         promise="Redis replies to commands that were given up: no reply reaches another command, so no client sees words of "
         "another answer, and questions that need no Redis notice nothing.",
         run=redis_late,
-        limits={**MOVED, "answered": {group: 1.0 for group in ("before", "during", "moved", "after", "victims", "resumable")}},
+        limits={
+            **MOVED,
+            "answered": {group: 1.0 for group in ("before", "during", "moved", "after", "victims", "resumable")},
+        },
     ),
     Scenario(
         name="worker-killed",
