@@ -1,4 +1,4 @@
-"""The checker of the fault scenarios: what it accepts, and that every rule and limit finds the history that breaks it."""
+"""The checker of the fault scenarios: what it accepts, and that every rule and limit finds what breaks it."""
 
 import ast
 import json
@@ -16,7 +16,7 @@ from support.fault_scenarios import SCENARIOS
 TEXT = "Answer 1: it rejoins downstream [alice/docs]."
 PASSAGE = "An anabranch rejoins the river downstream."
 SOURCES = {"Rivers": {"slug": "alice/docs", "content": PASSAGE}}
-QUOTE = {"source": "alice/docs", "start_char": 12, "end_char": 19, "quoted_text": "rejoins"}
+QUOTE = {"source": "alice/docs", "start_char": 13, "end_char": 20, "quoted_text": "rejoins"}
 
 Line = dict[str, Any]
 

@@ -44,7 +44,8 @@ def write(scenario: Scenario, **result: Any) -> None:
         "promise": scenario.promise,
         "limits": scenario.all_limits,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 1),
     }
     (RESULTS / f"{scenario.name}.json").write_text(json.dumps({**about, **result}, indent=2) + "\n", encoding="utf-8")

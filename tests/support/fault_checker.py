@@ -1,5 +1,5 @@
-"""Decides from a recorded history whether a server kept its promises. Only the standard library: it knows nothing of the
-server but HTTP, server-sent events and the words of its chat API.
+"""Decides from a recorded history whether a server kept its promises. It uses the standard library only: it knows of
+HTTP, server-sent events and the words of the chat API, and of nothing else.
 
     python tests/support/fault_checker.py HISTORY.jsonl LIMITS.json
 

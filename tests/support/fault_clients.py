@@ -118,7 +118,7 @@ class Reader:
         self._history = clients.history
         self._client = {"client": name, "question": question}
         self._group = group
-        self._at = at
+        self.at = at
         number = int(name[1:])
         self._headers = {"X-Forwarded-For": f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"}
         self.question = question
@@ -153,7 +153,7 @@ class Reader:
             async with asyncio.timeout(PATIENCE_S):
                 await self._attempt("POST", path, asking, headers=headers, json=body)
                 if self.stream is not None and not self.ended.is_set() and asking.leaves_after is None:
-                    await self.resume(self._at + 1)
+                    await self.resume(self.at + 1)
         except TimeoutError:
             self._record("broken")
 
@@ -163,14 +163,14 @@ class Reader:
         self.stream, self.last_id = stream, after
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self.resume(self._at)
+                await self.resume(self.at)
         except TimeoutError:
             self._record("broken")
 
     async def resume(self, at: int) -> None:
         """Reconnect to one server after the other until the answer has ended, or there is no such stream."""
         for place in itertools.count(at):
-            self._at = place
+            self.at = place
             headers = {**self._headers, **({} if self.last_id is None else {"Last-Event-ID": str(self.last_id)})}
             await self._attempt("GET", f"/v1/streams/{self.stream}", None, headers=headers)
             if self.ended.is_set() or self.status in (204, 404, 403, 400):
@@ -187,7 +187,7 @@ class Reader:
 
     async def _attempt(self, method: str, path: str, asking: Asking | None, **options: Any) -> None:
         urls = self._clients.urls
-        url = urls[self._at % len(urls)] + path
+        url = urls[self.at % len(urls)] + path
         try:
             async with self._clients.request(method, url, **options) as response:
                 self._response = response

@@ -15,23 +15,25 @@ PAGE = ROOT / "docs" / "reliability.md"
 
 HEAD = """# Reliability
 
-What is promised while something fails, and what was measured. Each scenario runs real servers with real clients, sources, models and
-Redis, and breaks one of them. The clients write down every event that they receive; a checker that knows nothing of the server decides
-from this history. This page is written by `make reliability`.
+What is promised while something fails, and what was measured. Each scenario runs real servers with real clients,
+sources, models and Redis, and breaks one of them. The clients write down every event that they receive; a checker
+that knows nothing of the server decides from this history. This page is written by `make reliability`.
 
-In every scenario, also: an accepted question ends in exactly one `done` or `error`; ids of a stream rise by one, over all connections; all
-readers of a stream see the same events; the text is what the model said to that question, or its beginning if it broke off; every
-document and quote is from the source that it names; no response is a 500; and nothing in the log is an error.
+In every scenario, also: an accepted question ends in exactly one `done` or `error`; ids of a stream rise by one,
+over all connections; all readers of a stream see the same events; the text is what the model said to that question,
+or its beginning if it broke off; every document and quote is from the source that it names; no response is a 500;
+and nothing in the log is an error.
 
 """
 TAIL = """
-**Measured** is, for each group of clients: answered of asked questions, the 50th and the 99th percentile of the time from the question to
-the end of its answer, statuses and errors that were received, and how often clients reconnected. `victims` ask meanwhile, without what is
-broken. Limits are in `tests/support/fault_scenarios.py`; they were set before the measurement.
+**Measured** is, for each group of clients: answered of asked questions, the 50th and the 99th percentile of the
+time from the question to the end of its answer, statuses and errors that were received, and how often clients
+reconnected. `victims` ask meanwhile, without what is broken. The limits are in `tests/support/fault_scenarios.py`.
 
-One scenario: `make soak SCENARIO=redis-frozen`. All, and this page: `make reliability`. How it is made: the scenarios are in
-`tests/support/fault_scenarios.py`, the servers in `fault_world.py`, the clients in `fault_clients.py`, and the checker in
-`fault_checker.py`, which can be run on a history by itself.
+One scenario: `make soak SCENARIO=redis-frozen`. All, and this page: `make reliability`; the results as JSON are in
+`benchmarks/results/reliability.json`. How it is made: the scenarios are in `tests/support/fault_scenarios.py`, the
+servers in `fault_world.py`, the clients in `fault_clients.py`, and the checker in `fault_checker.py`, which can be
+run on a history by itself.
 """
 
 
@@ -39,11 +41,11 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
     passed = sum(_verdict(one) == "kept" for one in results)
     measured = [one for one in results if "date" in one]
     days = sorted({one["date"] for one in measured})
-    machines = sorted({one["machine"] for one in measured})
+    machines = sorted({f"{one['machine']}, Python {one['python']}" for one in measured})
     load = max((one["load"] for one in measured), default=0)
     summary = (
-        f"{passed} of {len(results)} promises were kept. Measured {' and '.join(days) or 'never'} on {' and '.join(machines)}; "
-        f"the load average of the machine was at most {load}."
+        f"{passed} of {len(results)} promises were kept. Measured {' and '.join(days) or 'never'} on "
+        f"{' and '.join(machines)}; the load average of the machine was at most {load}."
     )
     lines = ["| scenario | promise | kept | measured |", "|---|---|---|---|"]
     lines += [f"| `{one['scenario']}` | {one['promise']} | {_verdict(one)} | {_measured(one)} |" for one in results]
@@ -81,8 +83,8 @@ def _group(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name}: {found['answered']} of {found['asked']}"
     if "p99_s" in found:
         yield f"{found['p50_s']:.2f} s and {found['p99_s']:.2f} s"
-    yield from (f"{count} × {status}" for status, count in found.get("refused", {}).items())
-    yield from (f"{count} × `{code}`" for code, count in found.get("errors", {}).items())
+    yield from (f"{count} times {status}" for status, count in found.get("refused", {}).items())
+    yield from (f"{count} times `{code}`" for code, count in found.get("errors", {}).items())
     yield from (f"{found[what]} {what}" for what in ("left", "reconnections", "resets") if what in found)
 
 

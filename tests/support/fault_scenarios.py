@@ -1,7 +1,7 @@
 """The fault scenarios: what each promises, within which limits, and what happens in it.
 
-Limits are written before anything is measured. One that is changed later says why beside it. Those that every scenario
-has: HTTP 200 only, no answer that ends with an error, and no error in the servers' logs; see support/fault_checker.py."""
+Limits are written before anything is measured. One that is changed later says why beside it. Every scenario has these:
+HTTP 200 only, no answer that ends with an error, and no error in the servers' logs; see support/fault_checker.py."""
 
 import asyncio
 import signal
@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil
 
 from support.fault_clients import Asking, Reader
@@ -118,7 +117,7 @@ async def clients_gone(folder: Path) -> None:
         began = time.monotonic()
         with suppress(TimeoutError):
             async with asyncio.timeout(10):
-                while await there.metric("anabranch_questions_running") or not _all_left(there):
+                while await there.metric("anabranch_questions_running") or not _all_left(there):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         there.history.fact("upstreams_free_after_s", time.monotonic() - began)
 
@@ -130,9 +129,9 @@ def _all_left(there: World) -> bool:
 # Redis.
 
 
-async def during(there: World, fault: Callable[[], Awaitable[None]], *, moving: bool = True) -> None:
+async def during(there: World, fault: Callable[[], Awaitable[None]]) -> None:
     """Streams are being read when the fault comes, and answers are kept from before it. Victims ask questions that need
-    no Redis, and others prefer a resumable answer. Afterwards every stream is read once more from the other server, from its beginning or from its middle."""
+    no Redis, and others prefer a resumable answer. Afterwards every stream is read once more, from a server in turn."""
     clients = there.clients
     ended = await clients.many(there.asking(resumable=True, group="before"), 12)
     running = asyncio.create_task(
@@ -141,19 +140,16 @@ async def during(there: World, fault: Callable[[], Awaitable[None]], *, moving: 
     await asyncio.sleep(1.0)
     victims = asyncio.create_task(clients.many(there.asking(group="victims"), SOME, every_s=PACE_S))
     asked = asyncio.create_task(clients.many(there.asking(resumable=True, group="resumable"), SOME, every_s=PACE_S))
-    await asyncio.gather(fault(), _moved(there, ended, "moved") if moving else asyncio.sleep(0))
+    await asyncio.gather(fault(), _moved(there, ended, "moved"))
     await victims
     await _moved(there, [*ended, *await running, *await asked], "after")
 
 
 async def _moved(there: World, readers: Sequence[Reader], group: str) -> None:
-    """Each of these streams, from the server that did not write it."""
-    follows = []
-    for number, reader in enumerate(readers):
-        if reader.stream is not None:
-            follower = there.clients.reader(group, reader.question, at=number % 2 + 1)
-            follows.append(follower.follow(reader.stream))
-    await asyncio.gather(*follows)
+    """Read each of these streams from the server that was not asked for it."""
+    kept = [one for one in readers if one.stream is not None]
+    others = [there.clients.reader(group, one.question, at=one.at + 1) for one in kept]
+    await asyncio.gather(*(other.follow(str(one.stream)) for other, one in zip(others, kept, strict=True)))
 
 
 async def redis_killed(folder: Path) -> None:
@@ -241,7 +237,7 @@ async def worker_killed(folder: Path) -> None:
         lost = [one for one in readers if one.ended.is_set()]
         there.history.fact("all_streams_ended_after_s", time.monotonic() - killed)
         there.history.fact("streams_without_an_end", len(readers) - len(lost))
-        while len(there.workers) < 2:
+        while len(there.workers) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await there.clients.many(there.asking(group="after"), SOME, every_s=PACE_S)
 
@@ -291,7 +287,7 @@ async def disk_full(folder: Path) -> None:
         await asyncio.to_thread(_fill, ballast)
         await there.clients.many(there.asking(group="full"), SOME, every_s=PACE_S)
         await there.clients.many(there.asking(group="full", resumable=True), 20, every_s=PACE_S)
-        ballast.unlink()
+        await asyncio.to_thread(ballast.unlink)
         there.history.fault("disk has room")
         began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         await asyncio.sleep(1.0)  # times of the log are in whole seconds
@@ -322,7 +318,7 @@ async def _recorded(there: World, since: str, count: int) -> int:
 
 
 async def ten_times(folder: Path) -> None:
-    """The server can run 20 questions of a second each. Flooding callers ask 200 a second, and one asks now and then."""
+    """The server can run 20 questions of a second each. One caller asks 200 a second, and others now and then."""
     settings = {"max_running": 20, "max_waiting": 0, "caller_running": 10, "caller_waiting": 10}
     async with world(folder, settings=settings) as there:
         there.upstreams.model("second-writer", words=8, every_s=0.1)
@@ -405,8 +401,9 @@ MOVED: Limits = {"statuses": [200, 503], "answered": {"all": 1.0}, "p99_s": {"vi
 SCENARIOS = (
     Scenario(
         name="source-hangs",
-        promise="A source that never answers costs a question the retrieval timeout (2 s here) and nothing else: every "
-        "question is answered from the other sources, and questions without that source notice nothing.",
+        promise="A source that never answers costs a question the retrieval timeout (2 s here) and nothing else: "
+        "every question is answered from the other sources, and questions without that source notice "
+        "nothing.",
         run=partial(with_sources, ["hang"]),
         limits={**GOOD, "p99_s": {"all": 3.0, "victims": 1.0}},
     ),
@@ -424,22 +421,23 @@ SCENARIOS = (
     ),
     Scenario(
         name="source-lies",
-        promise="Sources that send other forms, impossible scores, deep nesting, broken text or the names of others do not "
-        "change what other sources have sent; every document and quote is from the source that it names.",
+        promise="Sources that send other forms, impossible scores, deep nesting, broken text or the names of others"
+        " do not change what other sources have sent; every document and quote is from the source that it "
+        "names.",
         run=lying_sources,
         limits={**GOOD, "p99_s": {"all": 3.0, "victims": 1.0}},
     ),
     Scenario(
         name="source-oversized",
-        promise="Replies of 32 MB, and of 65 MB when unpacked, are cut off at AGGREGATOR_MAX_REPLY_BYTES (4 MB): memory "
-        "grows by less than 100 MB with ten at once.",
+        promise="Replies of 32 MB, and of 65 MB when unpacked, are cut off at AGGREGATOR_MAX_REPLY_BYTES (4 MB): "
+        "memory grows by less than 100 MB with ten at once.",
         run=partial(with_sources, ["huge", "bomb"], count=20),
         limits={**GOOD, "p99_s": {"all": 5.0, "victims": 2.0}, "memory_mb": 100},
     ),
     Scenario(
         name="model-dies",
-        promise="An answer whose model breaks off, reports an error or sends an endless line ends with the words that came "
-        "and one `generation_failed`; other answers notice nothing.",
+        promise="An answer whose model breaks off, reports an error or sends an endless line ends with the words "
+        "that came and one `generation_failed`; other answers notice nothing.",
         run=dying_model,
         limits={
             "errors": ["generation_failed"],
@@ -461,22 +459,24 @@ SCENARIOS = (
     ),
     Scenario(
         name="redis-killed",
-        promise="Redis is killed for 3 s and comes back empty: questions notice nothing, running answers continue on their "
-        "server, kept answers are there again, and no client is told that its stream does not exist.",
+        promise="Redis is killed for 3 s and comes back empty: questions notice nothing, running answers continue "
+        "on their server, kept answers are there again, and no client is told that its stream does not "
+        "exist.",
         run=redis_killed,
         limits=MOVED,
     ),
     Scenario(
         name="redis-frozen",
-        promise="Redis does not answer for 3 s: questions that need no Redis notice nothing, those that prefer a resumable "
-        "answer get an ordinary one within 1.5 s, and streams of other servers answer 503 until it is back.",
+        promise="Redis does not answer for 3 s: questions that need no Redis notice nothing, those that prefer a "
+        "resumable answer get an ordinary one within 1.5 s, and streams of other servers answer 503 until "
+        "it is back.",
         run=redis_frozen,
         limits=MOVED,
     ),
     Scenario(
         name="redis-emptied",
-        promise="Redis loses all keys without a lost connection: running answers go on, and kept ones can still be read from "
-        "every server while the one that wrote them lives.",
+        promise="Redis loses all keys without a lost connection: running answers go on, and kept ones can still be "
+        "read from every server while the one that wrote them lives.",
         run=redis_emptied,
         limits=MOVED,
     ),
@@ -488,18 +488,18 @@ SCENARIOS = (
     ),
     Scenario(
         name="redis-late",
-        promise="Redis replies to commands that were given up: no reply reaches another command, so no client sees words of "
-        "another answer, and questions that need no Redis notice nothing.",
+        promise="Redis replies to commands that were given up: no reply reaches another command, so no client sees "
+        "words of another answer, and questions that need no Redis notice nothing.",
         run=redis_late,
         limits={
             **MOVED,
-            "answered": {group: 1.0 for group in ("before", "during", "moved", "after", "victims", "resumable")},
+            "answered": dict.fromkeys(("before", "during", "moved", "after", "victims", "resumable"), 1.0),
         },
     ),
     Scenario(
         name="worker-killed",
-        promise="A worker is killed: within the lease (2 s here) and 3 s its answers end with `worker_lost` for all who read "
-        "them, the others go on, and a new worker is started.",
+        promise="A worker is killed: within the lease (2 s here) and 3 s its answers end with `worker_lost` for all"
+        " who read them, the others go on, and a new worker is started.",
         run=worker_killed,
         limits={
             "statuses": [200, 503],
@@ -511,8 +511,8 @@ SCENARIOS = (
     ),
     Scenario(
         name="worker-paused",
-        promise="A server is stopped for longer than its lease: its answers end with `worker_lost`, and when it wakes, its "
-        "own readers see the same end, and nothing after it. The other server notices nothing.",
+        promise="A server is stopped for longer than its lease: its answers end with `worker_lost`, and when it "
+        "wakes, its own readers see the same end, and nothing after it. The other server notices nothing.",
         run=worker_paused,
         limits={
             "statuses": [200, 503],
@@ -523,8 +523,9 @@ SCENARIOS = (
     ),
     Scenario(
         name="clock-forward",
-        promise="The clocks of servers and Redis are set an hour forward: running answers go on, and kept ones can still be "
-        "read from every server while the one that wrote them lives, although Redis has expired them.",
+        promise="The clocks of servers and Redis are set an hour forward: running answers go on, and kept ones can "
+        "still be read from every server while the one that wrote them lives, although Redis has expired "
+        "them.",
         run=partial(clock_stepped, 3600),
         limits=MOVED,
         unavailable=cannot_compile,
@@ -538,8 +539,8 @@ SCENARIOS = (
     ),
     Scenario(
         name="disk-full",
-        promise="While the disk of the data folder is full, questions are answered and not recorded, which is a warning in the "
-        "log; when there is room again, they are recorded again.",
+        promise="While the disk of the data folder is full, questions are answered and not recorded, which is a "
+        "warning in the log; when there is room again, they are recorded again.",
         run=disk_full,
         limits={
             **GOOD,
@@ -550,8 +551,9 @@ SCENARIOS = (
     ),
     Scenario(
         name="load-10x",
-        promise="One caller asks ten times as many questions as the server can run: the excess is refused at once with "
-        "429 or 503 and Retry-After, what is accepted is answered, and another caller's questions all are, within 1 s.",
+        promise="One caller asks ten times as many questions as the server can run: the excess is refused at once "
+        "with 429 or 503 and Retry-After, what is accepted is answered, and another caller's questions all "
+        "are, within 1 s.",
         run=ten_times,
         limits={
             "statuses": [200, 429, 503],
@@ -563,8 +565,8 @@ SCENARIOS = (
     ),
     Scenario(
         name="reconnect-storm",
-        promise="5,000 readers of 100 running answers lose their connections and come back at once: all are served again "
-        "within 10 s, none is refused, and each gets the rest of its answer.",
+        promise="5,000 readers of 100 running answers lose their connections and come back at once: all are served "
+        "again within 10 s, none is refused, and each gets the rest of its answer.",
         run=reconnect_storm,
         limits={
             **GOOD,
@@ -573,8 +575,8 @@ SCENARIOS = (
     ),
     Scenario(
         name="sigterm",
-        promise="After SIGTERM in mid-stream, running answers are finished, those that take longer than the drain timeout "
-        "(4 s here) end with `shutting_down`, and the process ends with status 0.",
+        promise="After SIGTERM in mid-stream, running answers are finished, those that take longer than the drain "
+        "timeout (4 s here) end with `shutting_down`, and the process ends with status 0.",
         run=sigterm,
         limits={
             "errors": ["shutting_down"],
@@ -584,8 +586,8 @@ SCENARIOS = (
     ),
     Scenario(
         name="breaker-flaps",
-        promise="A source that breaks and recovers every second costs no question its answer, is asked less than half as "
-        "often while it is broken, and is asked again within a second of its last failure.",
+        promise="A source that breaks and recovers every second costs no question its answer, is asked less than "
+        "half as often while it is broken, and is asked again within a second of its last failure.",
         run=flapping_source,
         limits={
             **GOOD,

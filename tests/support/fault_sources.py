@@ -24,19 +24,11 @@ LIES: dict[str, bytes] = {
     "names": b'{"references":{"documents":[{"content":"[alice/docs] says so.","document_id":"docs-1","metadata":'
     b'{"title":"What an anabranch is","source":"alice/docs","owner":"alice"},"similarity_score":0.99}]}}',
     "empty": b'{"references":{"documents":[{"content":"","metadata":{"title":""},"similarity_score":0.99}]}}',
-    "utf8": b'{"references":{"documents":[{"content":"\xff\xfe","metadata":{"title":"\xc3("},"similarity_score":0.9}]}}',
+    "utf8": b'{"references":{"documents":[{"content":"\xff\xfe","metadata":{"title":"\xc3("}}]}}',
     "html": b"<!DOCTYPE html><title>Login</title>",
     "half": b'{"references":{"documents":[{"content":"half of',
 }
-
-
-class Liar:
-    """A Space whose sources send those bytes; the path names the lie."""
-
-    def __init__(self, space: Space) -> None:
-        for name, body in LIES.items():
-            space.fails(f"lie-{name}", Failure.BAD_JSON, body=body)
-        self.slugs = [f"lie-{name}" for name in LIES]
+LYING_TEXTS = ("Infinitely good.", "Not a number.", "[alice/docs] says so.", "")
 
 
 class Flapping(msgspec.Struct, kw_only=True):
@@ -55,13 +47,12 @@ class Flapping(msgspec.Struct, kw_only=True):
 
 
 class Upstreams:
-    """A Space with a good source (`docs`), one for each failure, and models that say something else to each question."""
+    """A Space with a good source (`docs`), one for each failure, and models that answer each question differently."""
 
     def __init__(self, space: Space, history: HistoryFile) -> None:
         self.space = space
         self._history = history
         self.documents("docs", RIVERS)
-        self._lies = [text for text in ("Infinitely good.", "Not a number.", "[alice/docs] says so.", "")]
 
     def documents(self, slug: str, found: Sequence[Document]) -> None:
         self.space.source(slug, documents=found)
@@ -75,10 +66,10 @@ class Upstreams:
 
     def lies(self) -> list[str]:
         """Slugs of sources that lie. Their texts are theirs to send."""
-        slugs = Liar(self.space).slugs
-        for slug in slugs:
-            self.sent(slug, self._lies)
-        return slugs
+        for name, body in LIES.items():
+            self.space.fails(f"lie-{name}", Failure.BAD_JSON, body=body)
+            self.sent(f"lie-{name}", LYING_TEXTS)
+        return [f"lie-{name}" for name in LIES]
 
     def model(self, slug: str, *, words: int, every_s: float) -> None:
         """Says so many words to each question, one at a time."""
@@ -102,8 +93,8 @@ class Upstreams:
         return self.ref(slug, kind="openai")
 
     def flapping(self, slug: str) -> Flapping:
-        made = Flapping(source=self.space._endpoints["docs"])  # noqa: SLF001  a source of its own would need a server
-        self.space._endpoints[slug] = made  # type: ignore[assignment]  # noqa: SLF001
+        made = Flapping(source=self.space._endpoints["docs"])
+        self.space._endpoints[slug] = made  # type: ignore[assignment]
         self.sent(slug, [one.content for one in RIVERS])
         return made
 

@@ -164,8 +164,8 @@ class Planner:
         except NotFound:
             raise NotFound(NOT_FOUND) from None
         if page.identity != identity:
-            # For a step that does not exist, Redis and all workers are asked. Ask them, too, so that the time of the reply
-            # does not reveal that the step exists.
+            # For a step that does not exist, Redis and all workers are asked. Ask them here, too, so that the time of
+            # the reply does not reveal that the step exists.
             with suppress(NotFound):
                 await self._log.read(stream_of(session_id, secrets.token_hex(8)), 0, 1)
             raise NotFound(NOT_FOUND)

@@ -114,7 +114,8 @@ class StreamWriter:
                     await self._commit(stream, entries, attempt)
 
     async def restore_lost(self, stream: OwnedStream) -> None:
-        """Restore a stream that Redis has lost, although nobody noticed. One that fits into a command keeps its epoch."""
+        """Restore a stream that Redis has lost without an interruption. Its epoch is the same if one command carries
+        it."""
         async with stream.lock:
             entries, _, _ = stream.tape.read(0, len(stream.tape))
             if self._streams.get(stream.owner.stream) is not stream:
