@@ -28,6 +28,8 @@ class RedisLogTiming(Value):
 CHUNK_BYTES = 512 * 1024
 # How long Redis keeps the entries of a restore that was not finished.
 STAGED_MS = 60_000
+# For longer than the workers need to learn what was erased, and to drop their copies.
+FORGOTTEN, FORGOTTEN_MS = "anabranch:forgotten", 60_000
 
 Verdict = Literal["ok", "taken", "lost", "behind", "ahead", "unstaged", "absent", "ended", "held", "buried"]
 VERDICTS: dict[bytes, Verdict] = {name.encode(): name for name in get_args(Verdict)}
@@ -121,12 +123,14 @@ class RedisStreamStore:
         floor: int,
         ended: bool,
         left_s: float,
+        ended_for_s: float = 0.0,
         attempt: str = "",
     ) -> Verdict:
-        """Replace the stream in Redis by the entries that were staged in that attempt, followed by these."""
+        """Replace the stream in Redis by the entries that were staged in that attempt, followed by these. "lost" if it
+        was forgotten."""
         return await self._verdict(
             "restore",
-            (*_keys(owner.stream), _staged(owner.stream, attempt)),
+            (*_keys(owner.stream), _staged(owner.stream, attempt), FORGOTTEN),
             owner.token,
             self._worker,
             owner.identity,
@@ -138,6 +142,7 @@ class RedisStreamStore:
             max(1, round(left_s * 1000)) if ended else self._ttl_ms + self._lease_ms,
             channel(owner.stream),
             int(bool(attempt)),
+            max(0, round(ended_for_s * 1000)),
             *_packed(recorded),
         )
 
@@ -175,6 +180,12 @@ class RedisStreamStore:
         except RedisGone:
             self.interrupted()
             raise
+
+
+async def forget_before(redis: Redis, ended_for_s: float) -> None:
+    """Keep owners from restoring streams that ended at least that long ago."""
+    lua = script(__package__, "lua/forget_before.lua")
+    await redis.execute("EVAL", lua, 1, FORGOTTEN, max(0, round(ended_for_s * 1000)), FORGOTTEN_MS)
 
 
 async def forget_ended(redis: Redis, key: bytes, ttl_s: float, ended_for_s: float) -> int:

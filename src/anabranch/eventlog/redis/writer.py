@@ -137,6 +137,7 @@ class StreamWriter:
             floor=tape.floor,
             ended=tape.ended,
             left_s=stream.due + self._limits.ttl_s - now,
+            ended_for_s=now - stream.due if tape.ended else 0.0,
             attempt=attempt,
         )
         if verdict == "ok":
