@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support import fault_checker
+from support import fault_checker, fault_report
 from support.fault_checker import EPOCH, LIMITS, RULES, History, faults, percentile
 from support.fault_scenarios import SCENARIOS
 
@@ -203,3 +203,24 @@ def test_every_scenario_promises_something_that_can_be_broken() -> None:
         assert scenario.promise.endswith("."), scenario.name
         assert "answered" in scenario.limits, scenario.name
         assert set(scenario.all_limits) <= set(LIMITS), scenario.name
+
+
+def test_the_report_hides_no_scenario_that_failed_or_was_not_run() -> None:
+    about = {"promise": "It holds.", "date": "2026-01-01", "machine": "2 cores", "python": "3.11", "load": 0.5}
+    figures = {"all": {"asked": 2, "answered": 1, "p50_s": 0.1, "p99_s": 0.25, "refused": {"503": 1}}}
+    page = fault_report.page(
+        [
+            {"scenario": "good", **about, "measured": figures, "faults": []},
+            {"scenario": "bad", **about, "measured": figures, "faults": ["c1, question 1: accepted, and has no end"]},
+            {"scenario": "crashed", **about, "measured": {}, "faults": ["it did not run to its end"]},
+            {"scenario": "skipped", **about, "skipped": "there is no C compiler"},
+            {"scenario": "missing", "promise": "It holds."},
+        ]
+    )
+    assert "1 of 5 promises were kept. Measured 2026-01-01 on 2 cores, Python 3.11" in page
+    assert "| `good` | It holds. | kept | all: 1 of 2, 0.10 s and 0.25 s, 1 times 503 |" in page
+    assert "| `bad` | It holds. | **broken** |" in page
+    assert "| `crashed` | It holds. | **broken** |" in page
+    assert "| `skipped` | It holds. | not run | there is no C compiler |" in page
+    assert "| `missing` | It holds. | not run | there is no result |" in page
+    assert "`bad`:\n\n- c1, question 1: accepted, and has no end" in page

@@ -130,6 +130,7 @@ class Reader:
         self.seen = asyncio.Event()
         self.reopened = asyncio.Event()
         self.reopened_after_s = 0.0
+        self.refused_after_s: float | None = None
         self.refused_without_hint = False
         self.events = 0
         self._cut_at: float | None = None
@@ -187,7 +188,7 @@ class Reader:
 
     async def _attempt(self, method: str, path: str, asking: Asking | None, **options: Any) -> None:
         urls = self._clients.urls
-        url = urls[self.at % len(urls)] + path
+        url, asked = urls[self.at % len(urls)] + path, time.monotonic()
         try:
             async with self._clients.request(method, url, **options) as response:
                 self._response = response
@@ -199,6 +200,7 @@ class Reader:
                     self.reopened_after_s, self._cut_at = time.monotonic() - self._cut_at, None
                     self.reopened.set()
                 if self.status >= 400:
+                    self.refused_after_s = time.monotonic() - asked
                     self.refused_without_hint = "Retry-After" not in response.headers
                 if response.status != 200:
                     await response.read()
