@@ -31,9 +31,9 @@ time from the question to the end of its answer, statuses and errors that were r
 reconnected. `victims` ask meanwhile, without what is broken. The limits are in `tests/support/fault_scenarios.py`.
 
 One scenario: `make soak SCENARIO=redis-frozen`. All, and this page: `make reliability`; the results as JSON are in
-`benchmarks/results/reliability.json`. How it is made: the scenarios are in `tests/support/fault_scenarios.py`, the
-servers in `fault_world.py`, the clients in `fault_clients.py`, and the checker in `fault_checker.py`, which can be
-run on a history by itself.
+`benchmarks/results/reliability.json`. How it is made, in `tests/support`: promises and limits in
+`fault_scenarios.py`, what happens in `fault_actions.py`, the servers in `fault_world.py`, the clients in
+`fault_clients.py`, and the checker in `fault_checker.py`, which can be run on a history by itself.
 """
 
 
