@@ -204,10 +204,12 @@ async def worker_killed(folder: Path) -> None:
         await asyncio.sleep(1.5)
         there.kill(there.workers[0])
         killed = time.monotonic()
-        readers = await running
-        lost = [one for one in readers if one.ended.is_set()]
+        streams = [one for one in there.clients.readers if one.stream is not None and not one.ended.is_set()]
+        others = [there.clients.reader("other readers", one.question) for one in streams]
+        await asyncio.gather(*(other.follow(str(one.stream)) for other, one in zip(others, streams, strict=True)))
+        readers = [*await running, *others]
         there.history.fact("all_streams_ended_after_s", time.monotonic() - killed)
-        there.history.fact("streams_without_an_end", len(readers) - len(lost))
+        there.history.fact("streams_without_an_end", sum(not one.ended.is_set() for one in readers))
         while len(there.workers) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await there.clients.many(there.asking(group="after"), SOME, every_s=PACE_S)
@@ -295,7 +297,7 @@ async def ten_times(folder: Path) -> None:
     """The server can run 20 questions of a second each. 200 a second come, first from one caller, then from many."""
     settings = {"max_running": 20, "max_waiting": 0, "caller_running": 10, "caller_waiting": 10}
     async with world(folder, settings=settings) as there:
-        there.upstreams.model("second-writer", words=8, every_s=0.1)
+        there.upstreams.model("second-writer", words=4, every_s=0.1)
         victims = asyncio.create_task(there.clients.many(there.asking(group="victims"), 40, every_s=0.2))
         flood = [there.clients.reader("one caller") for _ in range(1_600)]
         for reader in flood:

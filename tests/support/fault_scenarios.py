@@ -1,4 +1,4 @@
-"""The fault scenarios: what each promises, and within which limits. What happens in them is in support/fault_actions.py.
+"""The fault scenarios: what each promises, and within which limits. What happens in them is in fault_actions.py.
 
 Limits are written before anything is measured. One that is changed later says why beside it. Every scenario has these:
 HTTP 200 only, no answer that ends with an error, and no error in the servers' logs; see support/fault_checker.py."""

@@ -405,11 +405,11 @@ class RedisLog:
 
     async def _restore(self, body: bytes) -> bytes:
         """Restore a stream that another worker does not find in Redis, if this worker owns it."""
-        owned = self._own(body.decode("utf-8", "surrogatepass"))
-        if owned is None:
-            return b""
-        await self._writer.restore_lost(owned)
-        return OWNED
+        stream = body.decode("utf-8", "surrogatepass")
+        if (owned := self._own(stream)) is not None:
+            await self._writer.restore_lost(owned)
+        # It may have learned that another worker owns the stream, or that it was erased.
+        return b"" if self._own(stream) is None else OWNED
 
     def _own(self, stream: str) -> OwnedStream | None:
         owned = self.streams.get(stream)
