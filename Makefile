@@ -64,7 +64,7 @@ else
 endif
 
 # A broken promise does not end the run: the report says so, and then make fails.
-reliability: $(VENV)/.dev  ## run all fault scenarios, and write docs/reliability.md
+reliability: $(VENV)/.dev $(VENV)/.models  ## run all fault scenarios, and write docs/reliability.md
 	rm -rf build/reliability
 	-$(BIN)/python -m pytest tests/soak/test_faults.py --no-header --tb=line
 	PYTHONPATH=tests $(BIN)/python -m support.fault_report

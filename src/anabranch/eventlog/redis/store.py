@@ -30,6 +30,8 @@ CHUNK_BYTES = 512 * 1024
 STAGED_MS = 60_000
 # For longer than the workers need to learn what was erased, and to drop their copies.
 FORGOTTEN, FORGOTTEN_MS = "anabranch:forgotten", 60_000
+# A restore may reach Redis this much later than its owner has computed when the stream ended.
+LATE_MS = 10_000
 
 Verdict = Literal["ok", "taken", "lost", "behind", "ahead", "unstaged", "absent", "ended", "held", "buried"]
 VERDICTS: dict[bytes, Verdict] = {name.encode(): name for name in get_args(Verdict)}
@@ -183,9 +185,9 @@ class RedisStreamStore:
 
 
 async def forget_before(redis: Redis, ended_for_s: float) -> None:
-    """Keep owners from restoring streams that ended at least that long ago."""
+    """Keep owners from restoring streams that ended at least that long ago, and also those that ended shortly after."""
     lua = script(__package__, "lua/forget_before.lua")
-    await redis.execute("EVAL", lua, 1, FORGOTTEN, max(0, round(ended_for_s * 1000)), FORGOTTEN_MS)
+    await redis.execute("EVAL", lua, 1, FORGOTTEN, round(ended_for_s * 1000) - LATE_MS, FORGOTTEN_MS)
 
 
 async def forget_ended(redis: Redis, key: bytes, ttl_s: float, ended_for_s: float) -> int:
