@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PIN    := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test screenshots soak check bench bench-search fix pins wheel clean
+.PHONY: help setup demo serve test screenshots soak reliability check bench bench-search fix pins wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,8 +56,18 @@ screenshots: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## take the pictures of
 serve: $(VENV)/.runtime $(VENV)/.models  ## serve on 127.0.0.1:8001, with the page
 	$(BIN)/anabranch serve --host 127.0.0.1
 
-soak: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the long load and fault tests
+soak: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the long load and fault tests; with SCENARIO=name, one fault scenario
+ifdef SCENARIO
+	$(BIN)/python -m pytest "tests/soak/test_faults.py::test_scenario[$(SCENARIO)]"
+else
 	ANABRANCH_TEST_EXAMPLES=5 $(BIN)/python -m pytest -m "soak or hypothesis"
+endif
+
+# A broken promise does not end the run: the report says so, and then make fails.
+reliability: $(VENV)/.dev $(VENV)/.models  ## run all fault scenarios, and write docs/reliability.md
+	rm -rf build/reliability
+	-$(BIN)/python -m pytest tests/soak/test_faults.py --no-header --tb=line
+	PYTHONPATH=tests $(BIN)/python -m support.fault_report
 
 check: $(VENV)/.dev  ## check style, types and import contracts
 	$(BIN)/ruff format --check .

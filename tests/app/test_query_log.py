@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 from anabranch import Anabranch, Settings
-from anabranch.domain.model import Until
+from anabranch.domain.model import Question, Until
+from anabranch.domain.signals import QuestionNotRecorded
+from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import NAME, Database, connect, migrate
+from anabranch.knowledge.records.queries import QueryRecord
 from anabranch.knowledge.records.schema import MIGRATIONS
 from anabranch.testing import Document, Space
+from anabranch.testing.fakes import Recorder
 from conftest import LOCAL, ref, running
 from support.cli_runner import process
 from support.collection_server import library, text
@@ -51,6 +55,22 @@ def chat(space: Space, **more: Any) -> dict[str, Any]:
 
 def settings(folder: Path, **more: Any) -> Settings:
     return Settings(data_dir=str(folder), endpoint_allowlist=LOCAL, log_level="ERROR", **more)
+
+
+async def test_records_that_cannot_be_written_are_a_warning_and_no_bug(folder: Path) -> None:
+    """The answer has gone out by then."""
+    recorder = Recorder()
+    async with Anabranch.open(settings=settings(folder), telemetry=recorder) as ab:
+        assert await ab.query_log.rate(Caller(), "none", "thumbs_up", None) is False  # so that the records are open
+        with closing(sqlite3.connect(folder / NAME)) as db:
+            db.execute("DROP TABLE queries")
+        query = QueryRecord(id="q", user="alice", original="Why?", top_k=5, collections=())
+        ab.query_log.write(ab.query_log.record(query, Question(text="Why?"), ab.context()), ab.context())
+        await ab.query_log.settled()
+    assert [signal.reason for signal in recorder.signals if isinstance(signal, QuestionNotRecorded)] == [
+        "The records cannot be written (no such table: queries)."
+    ]
+    assert recorder.crashes == []
 
 
 async def test_chat_without_a_data_folder_creates_none(space: Space, tmp_path: Path) -> None:

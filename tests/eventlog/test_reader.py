@@ -297,3 +297,22 @@ async def test_a_reader_of_the_whole_stream_waits_for_its_end_and_skips_supersed
         assert numbers(await waiting) == list(range(2, BATCH + 2))
         last = await reader.next(0)
         assert (numbers(last), last and last.ended) == ([BATCH + 2, BATCH + 3], True)
+
+
+async def test_a_busy_process_does_not_take_its_own_stream_for_lost() -> None:
+    """Its owner may only be late to renew the lease."""
+    scene = await Scene(lease_s=10.0).begin()
+    await scene.write(entry("1"))
+    holding = True
+    reader = StreamReader(scene.log, "s", 0, cap_bytes=CAP, lost=lost, held=lambda: holding)
+    scene.clock.advance(60.0)
+    async with reader:
+        assert numbers(await reader.next(0)) == [1]
+        assert await reader.next(0) is None
+        await scene.write(entry("2"))
+        assert numbers(await reader.next(LONG_S)) == [2]
+        scene.clock.advance(60.0)
+        holding = False
+        batch = await reader.next(0)
+        assert batch is not None
+        assert (batch.ended, batch.entries[-1].body) == (True, b"lost:about")

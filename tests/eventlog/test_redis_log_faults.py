@@ -16,7 +16,7 @@ import pytest
 from anabranch.domain.errors import LeaseLost, NotFound, StreamUnavailable
 from anabranch.domain.eventlog import Page, epoch
 from anabranch.eventlog.reader import StreamReader
-from anabranch.eventlog.redis.store import RedisLogTiming
+from anabranch.eventlog.redis.store import RedisLogTiming, forget_before, forget_ended
 from anabranch.testing.contracts.event_log import PLENTY, entry, read_through
 from support.shared_log import TIMEOUT_S, WAIT_S, Wire, Worker, eventually, until
 from support.shared_log import worker as any_worker
@@ -157,6 +157,64 @@ async def test_an_owner_restores_its_streams_to_an_empty_redis(mortal: Valkey) -
         assert 0 < left_ms <= 60_000
         with pytest.raises(LeaseLost):
             await a.log.append("ended", ended, [])
+
+
+@pytest.mark.parametrize("lost", ["FLUSHALL", "DEL anabranch:{s}:entries anabranch:{ended}:entries"])
+@pytest.mark.parametrize("watched", [True, False])
+async def test_streams_that_redis_has_lost_unnoticed_are_restored_by_their_owner(
+    shared: Valkey, lost: str, watched: bool
+) -> None:
+    """It was emptied, or has evicted or expired keys. No epoch changes, so that readers keep what they have."""
+    async with worker(shared.url, name="a") as a, worker(shared.url, name="b") as b, AsyncExitStack() as watching:
+        ended = await a.log.open("ended", identity="user:x", about=b"about")
+        await a.log.append("ended", ended, [entry("1", body=b"begun"), entry("end", body=b"over", final=True)])
+        token = await a.log.open("s", identity="")
+        await put(a, token, 1)
+        await b.redis.execute(*lost.split())
+        for stream in ("ended", "s"):
+            if watched:
+                await watching.enter_async_context(b.log.watch(stream))
+        page = await b.log.read("ended", 1, PLENTY)
+        assert (page.identity, page.about, page.ended, page.reset) == ("user:x", b"about", True, False)
+        assert bodies(page) == [b"over"]
+        assert bodies(await b.log.read("s", 0, PLENTY)) == numbered(1)
+        assert epoch(await put(a, token, 2)) == 0
+        await seen(b, numbered(1, 2))
+        with pytest.raises(NotFound):
+            await b.log.read("unknown", 0, 1)
+
+
+async def test_a_lost_stream_is_not_missing_while_a_worker_does_not_answer(shared: Valkey) -> None:
+    async with AsyncExitStack() as stack:
+        wire = await stack.enter_async_context(Wire(shared.port))
+        a = await stack.enter_async_context(worker(wire.url, name="a"))
+        b = await stack.enter_async_context(worker(shared.url, name="b"))
+        await put(a, await a.log.open("s", identity=""), 1)
+        await b.redis.execute("FLUSHALL")
+        wire.become("late")
+        with pytest.raises(StreamUnavailable):
+            await b.log.read("s", 0, 1)
+        wire.become("open")
+        await seen(b, numbered(1))
+
+
+async def test_streams_that_were_forgotten_are_not_restored(shared: Valkey) -> None:
+    """An erasure deletes them in Redis, and their owner learns of it a little later."""
+    async with worker(shared.url, name="a") as a, worker(shared.url, name="b") as b:
+        for stream in ("s", "lost"):
+            token = await a.log.open(stream, identity="")
+            await a.log.append(stream, token, [entry("end", body=b"over", final=True)])
+        lost = ("DEL", "anabranch:{lost}:stream", "anabranch:{lost}:entries")
+        await b.redis.execute(*lost)
+        await forget_before(b.redis, 60.0)
+        assert bodies(await b.log.read("lost", 0, 1)) == [b"over"]
+        await b.redis.execute(*lost)
+        await forget_before(b.redis, 0.0)
+        await forget_before(b.redis, 60.0)  # one of an earlier time changes nothing
+        assert await forget_ended(b.redis, b"anabranch:{s}:stream", 60.0, 0.0) == 1
+        for stream in ("s", "lost"):
+            with pytest.raises(NotFound):
+                await b.log.read(stream, 0, 1)
 
 
 async def test_a_stream_that_may_still_be_restored_is_unavailable_and_not_missing(mortal: Valkey) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,34 @@ async def test_rpc_detects_a_frozen_redis(own_server: Valkey) -> None:
         own_server.thaw()
         await until(lambda: a.up)
         await eventually(lambda: a.ask("a", b"back"))
+
+
+async def test_all_workers_are_asked_at_once(server: Valkey) -> None:
+    async with open_rpc(server.url, "a") as a, open_rpc(server.url, "b") as b, open_rpc(server.url, "c") as c:
+        for name, rpc in (("a", a), ("b", b), ("c", c)):
+            rpc.handle_all(partial(named, name))
+        assert sorted(await a.ask_all(b"x")) == [b"a x", b"b x", b"c x"]
+        assert await a.ask("b", b"x") == b"heard x"
+
+
+@pytest.mark.parametrize("trouble", ["late", "failed", "none"])
+async def test_one_worker_without_a_reply_is_told_from_none_that_has_it(server: Valkey, trouble: str) -> None:
+    async with open_rpc(server.url, "a") as a, open_rpc(server.url, "b") as b:
+        a.handle_all(partial(named, "a"))
+        if trouble != "none":
+            b.handle_all(late if trouble == "late" else failing)
+        with pytest.raises(StreamUnavailable):
+            await a.ask_all(b"x", wait_s=0.2)
+
+
+async def named(name: str, body: bytes) -> bytes:
+    return name.encode() + b" " + body
+
+
+async def late(body: bytes) -> bytes:
+    await asyncio.sleep(1)
+    return body
+
+
+async def failing(body: bytes) -> bytes:
+    raise Conflict("No.")

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,11 @@ class Program:
 
 
 @asynccontextmanager
-async def started(*arguments: str, home: Path, variables: Mapping[str, str] | None = None) -> AsyncIterator[Program]:
-    """`anabranch serve …` in an empty folder, in a process group of its own, which is killed at the end."""
+async def started(
+    *arguments: str, home: Path, variables: Mapping[str, str] | None = None, wrapper: Sequence[str] = ()
+) -> AsyncIterator[Program]:
+    """`anabranch serve …` in an empty folder, in a process group of its own, which is killed at the end. A `wrapper` is
+    a command that replaces itself with the one that follows it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("AGGREGATOR_")}
     # Whoever runs the tests may have collections of their own.
     usual = {
@@ -117,7 +120,7 @@ async def started(*arguments: str, home: Path, variables: Mapping[str, str] | No
         "AGGREGATOR_SHUTDOWN_DELAY": "0",
     }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "anabranch", "serve", *arguments),
+        *(*wrapper, sys.executable, "-m", "anabranch", "serve", *arguments),
         env={**inherited, **usual, **(variables or {})},
         cwd=home,
         stdin=asyncio.subprocess.DEVNULL,
@@ -134,11 +137,15 @@ async def started(*arguments: str, home: Path, variables: Mapping[str, str] | No
 
 @asynccontextmanager
 async def serving(
-    *arguments: str, home: Path, workers: int = 1, variables: Mapping[str, str] | None = None
+    *arguments: str,
+    home: Path,
+    workers: int = 1,
+    variables: Mapping[str, str] | None = None,
+    wrapper: Sequence[str] = (),
 ) -> AsyncIterator[Program]:
     """The same on a free port of the loopback, once every worker is ready."""
     fixed = ("--host", "127.0.0.1", "--port", "0", "--workers", str(workers))
-    async with started(*fixed, *arguments, home=home, variables=variables) as program:
+    async with started(*fixed, *arguments, home=home, variables=variables, wrapper=wrapper) as program:
         await program.logged(READY, times=workers)
         await program.listens()
         yield program

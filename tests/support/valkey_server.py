@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,8 @@ PORTS = range(20_000, 32_000)
 class Valkey:
     """Keeps nothing on disk, so a restarted one is empty."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, variables: Mapping[str, str] | None = None) -> None:
+        self._variables = {**os.environ, **(variables or {})}
         self._log = folder / "valkey.log"
         self._options = ("--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options)
         self._process: subprocess.Popen[bytes] | None = None
@@ -38,7 +39,7 @@ class Valkey:
             self.port = _free(random.choice(PORTS))
         with self._log.open("ab") as log:
             command = [str(get_binary_path()), "--port", str(self.port), *self._options]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._variables)
         started = time.monotonic()
         while not self._answers():
             assert self._process.poll() is None, self._log.read_text()
@@ -62,13 +63,17 @@ class Valkey:
             self.kill()
 
     def info(self, section: str) -> dict[str, str]:
-        """What the server says of itself, on a connection that is closed again."""
+        """What the server says of itself."""
+        return dict(pair.split(":", 1) for pair in self.send(f"INFO {section}").splitlines() if ":" in pair)
+
+    def send(self, *commands: str) -> str:
+        """The replies to commands, on a connection that is closed again."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as line:
-            line.sendall(f"INFO {section}\r\nQUIT\r\n".encode())
+            line.sendall("".join(f"{command}\r\n" for command in (*commands, "QUIT")).encode())
             reply = b""
             while chunk := line.recv(65536):
                 reply += chunk
-        return dict(pair.split(":", 1) for pair in reply.decode().splitlines() if ":" in pair)
+        return reply.decode()
 
     def _answers(self) -> bool:
         try:
@@ -84,8 +89,8 @@ class Valkey:
 
 
 @contextmanager
-def running_valkey(folder: Path, *options: str) -> Iterator[Valkey]:
-    server = Valkey(folder, *options)
+def running_valkey(folder: Path, *options: str, variables: Mapping[str, str] | None = None) -> Iterator[Valkey]:
+    server = Valkey(folder, *options, variables=variables)
     try:
         server.start()
         yield server

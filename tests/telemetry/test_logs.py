@@ -21,6 +21,7 @@ from anabranch.domain.signals import (
     BreakerState,
     BreakerStateChanged,
     EvidenceUnavailable,
+    QuestionNotRecorded,
     RateLimitChecked,
     RecordingFailed,
     RedisStateChanged,
@@ -335,6 +336,13 @@ def test_a_recording_that_cannot_be_written_is_logged_with_the_reason() -> None:
     machinery.noted(RecordingFailed(reason="/data/recordings: No space left on device."))
     assert machinery.told == [("recording_failed", "warning")]
     assert "No space left on device" in machinery.stream.getvalue()
+
+
+def test_a_question_that_cannot_be_recorded_is_a_warning_with_the_reason() -> None:
+    machinery = Machinery()
+    machinery.noted(QuestionNotRecorded(reason="The records cannot be written (database or disk is full)."))
+    assert machinery.told == [("question_not_recorded", "warning")]
+    assert "disk is full" in machinery.stream.getvalue()
 
 
 def test_repeated_rejections_are_logged_once_a_second() -> None:

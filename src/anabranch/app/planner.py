@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -143,12 +144,14 @@ class Planner:
     async def reader(self, identity: str, session_id: str, plan_step_id: str, after: int) -> StreamReader:
         """A reader of a step from a cursor on; not yet entered."""
         await self.page(identity, session_id, plan_step_id)
+        stream = stream_of(session_id, plan_step_id)
         return StreamReader(
             self._log,
-            stream_of(session_id, plan_step_id),
+            stream,
             after,
             cap_bytes=self._client_bytes,
             lost=self.lost,
+            held=partial(self._coordinator.holds, stream),
             readers=self._readers,
             whole=not self.streaming,
         )
@@ -161,13 +164,13 @@ class Planner:
         except NotFound:
             raise NotFound(NOT_FOUND) from None
         if page.identity != identity:
-            if page.keeper == self._worker:
-                # A step of this worker is known without asking Redis. Ask anyway, so that the time of the reply does
-                # not reveal that the step exists.
-                with suppress(NotFound):
-                    await self._log.read(stream_of(session_id, secrets.token_hex(8)), 0, 1)
+            # For a step that does not exist, Redis and all workers are asked. Ask them here, too, so that the time of
+            # the reply does not reveal that the step exists.
+            with suppress(NotFound):
+                await self._log.read(stream_of(session_id, secrets.token_hex(8)), 0, 1)
             raise NotFound(NOT_FOUND)
-        if page.abandoned and await self._log.end_abandoned(stream, self.lost(page)):
+        held = self._coordinator.holds(stream)
+        if page.abandoned and not held and await self._log.end_abandoned(stream, self.lost(page)):
             return await self._log.read(stream, after, limit)
         return page
 

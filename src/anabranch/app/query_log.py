@@ -13,10 +13,10 @@ from anabranch.domain.contracts import Answerer, Emit, Telemetry
 from anabranch.domain.errors import AnabranchError, Cancelled, Conflict, InternalError, NotFound
 from anabranch.domain.model import Answer, Context, Ground, Question, Until, Usage, Value
 from anabranch.domain.sentences import sentence_views
-from anabranch.domain.signals import AnswerRated
+from anabranch.domain.signals import AnswerRated, QuestionNotRecorded
 from anabranch.knowledge.model import EVERYTHING, Caller, Rating
 from anabranch.knowledge.records import queries
-from anabranch.knowledge.records.database import new_id
+from anabranch.knowledge.records.database import StoreFailed, new_id
 
 if TYPE_CHECKING:  # it loads numpy
     from anabranch.knowledge.knowledge import Knowledge
@@ -72,7 +72,10 @@ class QueryLog:
     def write(self, record: Coroutine[Any, Any, None], context: Context) -> None:
         def done(task: asyncio.Task[None]) -> None:
             self._writes.discard(task)
-            if not task.cancelled() and (error := task.exception()) is not None:
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, StoreFailed):
+                self._telemetry.noted(QuestionNotRecorded(reason=error.message))
+            elif error is not None:
                 self._telemetry.crashed(error, context)
 
         task = asyncio.create_task(record)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from anabranch.eventlog.redis.store import forget_ended
+from anabranch.eventlog.redis.store import FORGOTTEN, forget_before, forget_ended
 from anabranch.knowledge.model import Erased
 from anabranch.policies.answer_cache import KEYS as ANSWERS
 from anabranch.policies.cache import EMBEDDING_KEYS
@@ -21,6 +21,7 @@ KEYS = {
     "breaker:*": False,
     "anabranch:shares": False,  # names, for as long as their requests run
     "trace:*": False,
+    FORGOTTEN: False,
 }
 COUNT = 1_000
 
@@ -32,6 +33,7 @@ async def erase(redis: Redis, erased: Erased, stream_ttl_s: float, ended_for_s: 
     for pattern in (ANSWERS, EMBEDDING_KEYS):
         async for key in _keys(redis, pattern):
             removed += _number(await redis.execute("DEL", key))
+    await forget_before(redis, ended_for_s)
     async for key in _keys(redis, STREAMS):
         removed += await forget_ended(redis, key, stream_ttl_s, ended_for_s)
     owners = {f"user:{user}".encode() for user in erased.users}

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from anabranch.domain.contracts import EventLog, Telemetry
 from anabranch.domain.errors import AnabranchError, InternalError, LeaseLost, NotFound, StreamFull, StreamUnavailable
@@ -85,7 +86,13 @@ class ResumableAnswers:
         """A reader of a recording; `lost` makes the end of one whose worker is gone. The end of an answer has all of
         its sources and can be large, so the reader's cap is the size of a whole stream."""
         return StreamReader(
-            self.log, PREFIX + stream, after, cap_bytes=self._max_bytes, lost=lost, readers=self._readers
+            self.log,
+            PREFIX + stream,
+            after,
+            cap_bytes=self._max_bytes,
+            lost=lost,
+            held=partial(self.holds, stream),
+            readers=self._readers,
         )
 
     async def settled(self, within_s: float | None = None) -> None:

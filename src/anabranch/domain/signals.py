@@ -39,6 +39,12 @@ class RecordingFailed(Value, gc=False):
     reason: str
 
 
+class QuestionNotRecorded(Value, gc=False):
+    """A question could not be written to the query log; its answer is not affected."""
+
+    reason: str
+
+
 class AnswerShared(Value, gc=False):
     """A question shares the answer of an identical one that is already running."""
 
@@ -181,6 +187,7 @@ Signal = (
     | EvidenceJudged
     | EvidenceUnavailable
     | RecordingFailed
+    | QuestionNotRecorded
     | AnswerShared
     | RateLimitChecked
     | Rejected

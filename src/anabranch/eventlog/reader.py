@@ -38,6 +38,8 @@ class StreamReader:
     TooSlow. A reader that is catching up never does. What it has read and not returned is one page of the log or at
     most the cap.
 
+    `held` says whether this process writes the stream: then an expired lease only means that the process is busy.
+
     With `whole` it returns nothing before the stream has ended, and then all of it without superseded partials.
 
     `page` is the first page, as it was on entering; without its entries once the first of them were returned."""
@@ -54,6 +56,7 @@ class StreamReader:
         *,
         cap_bytes: int,
         lost: Callable[[Page], Entry],
+        held: Callable[[], bool] = lambda: False,
         readers: StreamReaders | None = None,
         whole: bool = False,
         batch: int = BATCH,
@@ -64,6 +67,7 @@ class StreamReader:
         self._stream = stream
         self._cap_bytes = cap_bytes
         self._lost = lost
+        self._held = held
         self._readers = readers
         self._whole = whole
         self._batch = batch
@@ -177,7 +181,8 @@ class StreamReader:
 
     async def _read(self, limit: int) -> Page:
         page = await self._log.read(self._stream, self.sequence, limit)
-        if page.abandoned and await self._log.end_abandoned(self._stream, self._lost(page)):
+        ended = page.abandoned and not self._held() and await self._log.end_abandoned(self._stream, self._lost(page))
+        if ended:
             page = await self._log.read(self._stream, self.sequence, limit)
         self.head = page.head
         return page

@@ -22,6 +22,8 @@ MAX_BYTES = 8 * 1024 * 1024
 MAX_REPLYING = 1_000
 
 CHANNEL = "anabranch:post:"
+# All workers listen to it. No worker has this name.
+EVERYBODY = CHANNEL + "*"
 OWNER_UNREACHABLE = "The worker that holds this stream cannot be reached."
 
 
@@ -77,9 +79,10 @@ class WorkerRpc:
         self._address = CHANNEL + worker
         self._worker = worker
         self._handler: Handler | None = None
+        self._handler_of_all: Handler | None = None
         self._task: asyncio.Task[None] | None = None
         self._replying: set[asyncio.Task[None]] = set()
-        self._requests: dict[str, asyncio.Future[RpcMessage]] = {}
+        self._requests: dict[str, asyncio.Queue[RpcMessage]] = {}
         self._watches: dict[str, set[ChannelWatch]] = {}
         # Subscriptions to send on the connection.
         self._unsent: list[tuple[str, str]] = []
@@ -98,29 +101,43 @@ class WorkerRpc:
         self._handler = handler
         self._task = asyncio.create_task(self._run())
 
+    def handle_all(self, handler: Handler) -> None:
+        """The handler of requests to all workers."""
+        self._handler_of_all = handler
+
     async def close(self) -> None:
         await cancel_all([*self._replying, *filter(None, [self._task])])
 
     async def ask(self, worker: str, body: bytes, wait_s: float = 2.0) -> bytes:
         """The reply of that worker's handler. StreamUnavailable if it cannot be reached or is late; then it is not
         known whether it has handled the request."""
+        replies = await self._ask(CHANNEL + worker, body, wait_s)
+        if not replies:
+            raise StreamUnavailable(OWNER_UNREACHABLE)
+        return replies[0]
+
+    async def ask_all(self, body: bytes, wait_s: float = 2.0) -> list[bytes]:
+        """The replies of all workers, this one included. StreamUnavailable if one of them is late or has failed."""
+        return await self._ask(EVERYBODY, body, wait_s)
+
+    async def _ask(self, channel: str, body: bytes, wait_s: float) -> list[bytes]:
+        """The replies of those who listen to the channel."""
         if len(body) > MAX_BYTES:
             raise InvalidQuestion(f"A command to another worker has at most {MAX_BYTES:,} bytes.")
         number = secrets.token_hex(8)
-        answer: asyncio.Future[RpcMessage] = asyncio.get_running_loop().create_future()
-        self._requests[number] = answer
+        answers = self._requests[number] = asyncio.Queue()
         request = RpcMessage(number=number, sender=self._worker, body=body)
         try:
             async with asyncio.timeout(wait_s):
-                receivers = self.up and await self._redis.execute("PUBLISH", CHANNEL + worker, _pack(request))
-                reply = await answer if receivers else None
+                receivers = await self._redis.execute("PUBLISH", channel, _pack(request)) if self.up else 0
+                replies = [await answers.get() for _ in range(receivers if isinstance(receivers, int) else 0)]
         except (TimeoutError, RedisGone) as error:
             raise StreamUnavailable(OWNER_UNREACHABLE) from error
         finally:
             del self._requests[number]
-        if reply is None or reply.failed:
+        if any(reply.failed for reply in replies):
             raise StreamUnavailable(OWNER_UNREACHABLE)
-        return reply.body
+        return [reply.body for reply in replies]
 
     @contextmanager
     def listen(self, channel: str) -> Iterator[ChannelWatch]:
@@ -163,7 +180,7 @@ class WorkerRpc:
         async with asyncio.timeout(self._timing.silence_s):
             await connection.connect()  # type: ignore[no-untyped-call]
         self._received_at = asyncio.get_running_loop().time()
-        self._unsent = [("SUBSCRIBE", channel) for channel in (self._address, *self._watches)]
+        self._unsent = [("SUBSCRIBE", channel) for channel in (self._address, EVERYBODY, *self._watches)]
         self._connected = True
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send_loop(connection))
@@ -205,27 +222,30 @@ class WorkerRpc:
         match message:
             case [b"message", bytes(channel), bytes(body)] if channel == self._address.encode("utf-8", "surrogatepass"):
                 with suppress(msgspec.MsgspecError):  # Not a message of ours.
-                    self._handle(_unpack(body))
+                    self._handle(_unpack(body), self._handler)
+            case [b"message", bytes(channel), bytes(body)] if channel == EVERYBODY.encode():
+                with suppress(msgspec.MsgspecError):
+                    self._handle(_unpack(body), self._handler_of_all)
             case [b"message" | b"subscribe", bytes(channel), _]:
                 for watch in self._watches.get(channel.decode("utf-8", "surrogatepass"), ()):
                     watch.notify()
 
-    def _handle(self, message: RpcMessage) -> None:
+    def _handle(self, message: RpcMessage, handler: Handler | None) -> None:
         if not message.sender:
-            answer = self._requests.get(message.number)
-            if answer is not None and not answer.done():
-                answer.set_result(message)
+            answers = self._requests.get(message.number)
+            if answers is not None:
+                answers.put_nowait(message)
             return
-        task = asyncio.create_task(self._reply(message, busy=len(self._replying) >= MAX_REPLYING))
+        task = asyncio.create_task(self._reply(message, handler if len(self._replying) < MAX_REPLYING else None))
         self._replying.add(task)
         task.add_done_callback(self._replying.discard)
 
-    async def _reply(self, message: RpcMessage, *, busy: bool) -> None:
+    async def _reply(self, message: RpcMessage, handler: Handler | None) -> None:
         """Run the handler and send its reply, or that it failed."""
         answer = RpcMessage(number=message.number, failed=True)
         try:
-            if self._handler is not None and not busy:
-                body = await self._handler(message.body)
+            if handler is not None:
+                body = await handler(message.body)
                 if len(body) <= MAX_BYTES:
                     answer = RpcMessage(number=message.number, body=body)
         except AnabranchError:

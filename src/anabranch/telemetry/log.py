@@ -42,6 +42,7 @@ from anabranch.domain.signals import (
     BreakerStateChanged,
     EvidenceUnavailable,
     McpServerStateChanged,
+    QuestionNotRecorded,
     RateLimitChecked,
     RecordingFailed,
     RedisCommandRefused,
@@ -258,6 +259,7 @@ question_fields: ContextVar[Mapping[str, str]] = ContextVar("question_fields", d
 
 
 UNAVAILABLE = {EvidenceUnavailable: "evidence_unavailable", AddedSourcesUnreadable: "added_sources_unreadable"}
+NOT_WRITTEN = {RecordingFailed: "recording_failed", QuestionNotRecorded: "question_not_recorded"}
 
 
 class LoggedEvents(SilentTelemetry):
@@ -403,8 +405,8 @@ class LoggedEvents(SilentTelemetry):
                 )
             case EvidenceUnavailable() | AddedSourcesUnreadable():
                 self._log.warning(UNAVAILABLE[type(signal)], reason=sentence(signal.reason))
-            case RecordingFailed():
-                self._rate_limited(self._log.warning, "recording_failed", reason=sentence(signal.reason))
+            case RecordingFailed() | QuestionNotRecorded():
+                self._rate_limited(self._log.warning, NOT_WRITTEN[type(signal)], reason=sentence(signal.reason))
             case BreadcrumbsDropped():
                 self._log.warning("breadcrumbs_lost", count=signal.count)
             case McpServerStateChanged():

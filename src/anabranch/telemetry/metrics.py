@@ -45,6 +45,7 @@ from anabranch.domain.signals import (
     Hedged,
     Load,
     McpServerStateChanged,
+    QuestionNotRecorded,
     RateLimitChecked,
     RecordingFailed,
     RedisCommandRefused,
@@ -309,6 +310,7 @@ class Metrics:
             EvidenceJudged: self._evidence_judged,
             EvidenceUnavailable: lambda _: None,
             RecordingFailed: lambda _: None,
+            QuestionNotRecorded: lambda _: None,
             AddedSourcesUnreadable: lambda _: None,
             EndpointCalled: lambda _: None,  # its history is kept elsewhere
             RateLimitChecked: lambda signal: update["anabranch_limiter"][signal.surface][

@@ -20,6 +20,8 @@ from anabranch.redis.client import Redis, RedisGone
 from anabranch.redis.rpc import WorkerRpc
 
 PAGE = 1_000
+# The reply of the worker that owns a lost stream.
+OWNED = b"owned"
 UNREACHABLE = "Redis (AGGREGATOR_REDIS_URL), which holds the streams of all workers, cannot be reached."
 
 
@@ -117,8 +119,19 @@ class Replicas:
             self._end(replica)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def page(self, stream: str, after: int, limit: int, *, onward: bool = False) -> Page:
+        """From Redis. It may have lost the stream without losing a connection: it was emptied, has evicted or expired
+        keys. So all workers are asked before a stream counts as missing, and its owner restores it."""
+        page = await self._store.read(stream, after, limit, onward=onward)
+        if page is None:
+            owned = self._rpc.up and OWNED in await self._rpc.ask_all(stream.encode("utf-8", "surrogatepass"))
+            page = await self._store.read(stream, after, limit, onward=onward) if owned else None
+            if page is None:
+                raise StreamUnavailable("The stream is being restored. Try again.") if owned else self.missing()
+        return page
+
     def missing(self) -> AnabranchError:
-        """The error for a stream that Redis does not have."""
+        """The error for a stream that neither Redis nor another worker has."""
         if self.stable_s() < self._limits.lease_s:
             return StreamUnavailable("Redis was unreachable; the stream may still be restored. Try again.")
         return NotFound("There is no such stream.")
@@ -197,11 +210,9 @@ class Replicas:
         replica.tape, replica.facts, replica.error = tape, page, None
 
     async def _read(self, stream: str, replica: Replica, after: int, *, onward: bool = False) -> Page:
-        page = await self._store.read(stream, after, PAGE, onward=onward)
+        page = await self.page(stream, after, PAGE, onward=onward)
         if replica.task is None:
             raise StreamUnavailable(UNREACHABLE)  # Nobody needs it any more.
-        if page is None:
-            raise self.missing()
         return page
 
     def _clear(self, replica: Replica, error: AnabranchError | None) -> None:
@@ -264,6 +275,7 @@ class RedisLog:
         self._waited_for_restores = False
 
     def start(self) -> None:
+        self._rpc.handle_all(self._restore)
         self._repairing = asyncio.create_task(self._repair())
 
     async def close(self) -> None:
@@ -382,20 +394,22 @@ class RedisLog:
 
     async def _read_page(self, stream: str, after: int, limit: int) -> Page:
         """Straight from Redis. As on a tape, a page from the beginning never stops below the floor."""
-        first = page = await self._read(stream, after, limit)
+        first = page = await self._replicas.page(stream, after, limit)
         entries = list(page.entries)
         while page.more and (first.reset or not after) and entries[-1].sequence < page.floor:
-            page = await self._read(stream, entries[-1].sequence, PAGE, onward=True)
+            page = await self._replicas.page(stream, entries[-1].sequence, PAGE, onward=True)
             entries.extend(page.entries)
             if epoch(page.head) != epoch(first.head):
                 return await self._read_page(stream, after, limit)
         return msgspec.structs.replace(page, entries=tuple(entries), reset=first.reset)
 
-    async def _read(self, stream: str, after: int, limit: int, *, onward: bool = False) -> Page:
-        page = await self._store.read(stream, after, limit, onward=onward)
-        if page is None:
-            raise self._replicas.missing()
-        return page
+    async def _restore(self, body: bytes) -> bytes:
+        """Restore a stream that another worker does not find in Redis, if this worker owns it."""
+        stream = body.decode("utf-8", "surrogatepass")
+        if (owned := self._own(stream)) is not None:
+            await self._writer.restore_lost(owned)
+        # It may have learned that another worker owns the stream, or that it was erased.
+        return b"" if self._own(stream) is None else OWNED
 
     def _own(self, stream: str) -> OwnedStream | None:
         owned = self.streams.get(stream)

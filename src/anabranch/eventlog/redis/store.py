@@ -28,6 +28,10 @@ class RedisLogTiming(Value):
 CHUNK_BYTES = 512 * 1024
 # How long Redis keeps the entries of a restore that was not finished.
 STAGED_MS = 60_000
+# For longer than the workers need to learn what was erased, and to drop their copies.
+FORGOTTEN, FORGOTTEN_MS = "anabranch:forgotten", 60_000
+# A restore may reach Redis this much later than its owner has computed when the stream ended.
+LATE_MS = 10_000
 
 Verdict = Literal["ok", "taken", "lost", "behind", "ahead", "unstaged", "absent", "ended", "held", "buried"]
 VERDICTS: dict[bytes, Verdict] = {name.encode(): name for name in get_args(Verdict)}
@@ -121,12 +125,14 @@ class RedisStreamStore:
         floor: int,
         ended: bool,
         left_s: float,
+        ended_for_s: float = 0.0,
         attempt: str = "",
     ) -> Verdict:
-        """Replace the stream in Redis by the entries that were staged in that attempt, followed by these."""
+        """Replace the stream in Redis by the entries that were staged in that attempt, followed by these. "lost" if it
+        was forgotten."""
         return await self._verdict(
             "restore",
-            (*_keys(owner.stream), _staged(owner.stream, attempt)),
+            (*_keys(owner.stream), _staged(owner.stream, attempt), FORGOTTEN),
             owner.token,
             self._worker,
             owner.identity,
@@ -138,6 +144,7 @@ class RedisStreamStore:
             max(1, round(left_s * 1000)) if ended else self._ttl_ms + self._lease_ms,
             channel(owner.stream),
             int(bool(attempt)),
+            max(0, round(ended_for_s * 1000)),
             *_packed(recorded),
         )
 
@@ -175,6 +182,12 @@ class RedisStreamStore:
         except RedisGone:
             self.interrupted()
             raise
+
+
+async def forget_before(redis: Redis, ended_for_s: float) -> None:
+    """Keep owners from restoring streams that ended at least that long ago, and also those that ended shortly after."""
+    lua = script(__package__, "lua/forget_before.lua")
+    await redis.execute("EVAL", lua, 1, FORGOTTEN, round(ended_for_s * 1000) - LATE_MS, FORGOTTEN_MS)
 
 
 async def forget_ended(redis: Redis, key: bytes, ttl_s: float, ended_for_s: float) -> int:

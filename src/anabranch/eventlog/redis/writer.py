@@ -113,6 +113,20 @@ class StreamWriter:
                 if unchanged and not stream.shared and self._streams.get(stream.owner.stream) is stream:
                     await self._commit(stream, entries, attempt)
 
+    async def restore_lost(self, stream: OwnedStream) -> None:
+        """Restore a stream that Redis has lost without an interruption. Its epoch is the same if one command carries
+        it."""
+        async with stream.lock:
+            entries, _, _ = stream.tape.read(0, len(stream.tape))
+            if self._streams.get(stream.owner.stream) is not stream:
+                return
+            if len(_chunk(entries)) == len(entries):
+                with suppress(RedisGone):
+                    await self._commit(stream, entries, "")
+                return
+            stream.shared = False
+        await self.restore(stream)
+
     async def _commit(self, stream: OwnedStream, entries: Sequence[SequencedEntry], attempt: str) -> None:
         tape, now = stream.tape, self._clock.monotonic()
         stream.sent_epoch = max(stream.sent_epoch, tape.epoch)
@@ -123,6 +137,7 @@ class StreamWriter:
             floor=tape.floor,
             ended=tape.ended,
             left_s=stream.due + self._limits.ttl_s - now,
+            ended_for_s=now - stream.due if tape.ended else 0.0,
             attempt=attempt,
         )
         if verdict == "ok":
