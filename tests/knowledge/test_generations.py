@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from anabranch.domain.model import Filters
-from anabranch.knowledge.index.reader import Generations, IndexManifest, IndexReader
+from anabranch.knowledge.index.manifest import Generations, IndexManifest
+from anabranch.knowledge.index.reader import IndexReader
 from support.knowledge_fixtures import OPERATOR, Workshop, workshop
 
 

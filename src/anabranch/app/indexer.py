@@ -18,7 +18,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import SERVER, acting, on_this_machine
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError, UpstreamError
-from anabranch.knowledge.index.reader import Generations
+from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.model import Unprocessable

@@ -54,6 +54,10 @@ class StoreFailed(AnabranchError):
     code = "service_unavailable"
 
 
+class DiskFull(StoreFailed):
+    """The records cannot be written because the disk is full."""
+
+
 class StaleSnapshot(Exception):
     """The index or another reader is ahead of the snapshot that a function reads."""
 
