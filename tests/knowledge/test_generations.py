@@ -42,7 +42,7 @@ async def test_a_reader_retries_when_a_newer_generation_replaced_its_segments(tm
         assert (overtaken.often, view.rows) == (0, 1)
 
 
-async def test_a_missing_segment_of_the_current_generation_is_an_error(tmp_path: Path) -> None:
+async def test_a_missing_segment_is_left_out_until_it_is_rebuilt(tmp_path: Path) -> None:
     async with workshop(tmp_path) as shop:
         await shop.collection()
         await shop.put("Herons eat fish.")

@@ -148,7 +148,7 @@ class KilledDatabase(Database):
         super().__init__(folder)
         self._survives = survives
 
-    def writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def writing(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False) -> T:
         def killed(db: sqlite3.Connection) -> T:
             work(db)
             raise Killed

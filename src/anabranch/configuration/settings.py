@@ -132,6 +132,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     erase_after: Annotated[float, Meta(ge=0, le=2_592_000, description="seconds from 0 to 2,592,000")] = 86_400.0
     audit_days: Annotated[int, Meta(ge=1, le=36_500, description="a number of days from 1 to 36,500")] = 365
     audit_otlp: Flag = False
+    index_verify_interval: Seconds = 86_400.0
     recordings_dir: Folder | None = None
     recordings_keep: Count = 100
     embedding_url: Address | None = None

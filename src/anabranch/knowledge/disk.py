@@ -6,8 +6,6 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from anabranch.domain.errors import AnabranchError
-
 # With less free space a server is not ready, and nothing is ingested.
 LEAST_FREE = 32 * 1024 * 1024
 # A deletion needs space in the write-ahead log: about a hundredth of what it deletes.
@@ -16,24 +14,11 @@ RESERVE = "reserve"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
-class DiskFull(AnabranchError):
-    """Something cannot be written because the disk is full."""
-
-    code = "service_unavailable"
-
-
 def is_nearly_full(folder: Path, least_free: int = LEAST_FREE) -> bool:
     try:
         return shutil.disk_usage(folder).free < least_free
     except FileNotFoundError:
         return False
-
-
-def means_full(error: BaseException) -> bool:
-    """Whether an error, or each of a group of errors, was caused by a full disk."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(means_full, error.exceptions))
-    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in NO_SPACE)
 
 
 def keep_reserve(folder: Path) -> None:

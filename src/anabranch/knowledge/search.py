@@ -162,7 +162,7 @@ class Searcher:
         relevant = [one for one in passages if one.score >= query.similarity_threshold]
         if found.notes is not None:
             note_ends(found.notes, passages, query, is_varied=found.vectors is not None)
-        return found._replace(passages=relevant[: query.limit], vectors=None)
+        return SearchHits(relevant[: query.limit], found.seen, notes=found.notes, partial=found.partial)
 
     async def _reranked(self, query: Query, found: SearchHits) -> SearchHits:
         """The passages in the order of the reranking model."""
@@ -174,7 +174,7 @@ class Searcher:
         if found.notes is not None:
             for rank, at in enumerate(order, 1):
                 found.notes.add(scored[at], "rerank", rank=rank, score=scores[at], note="by the reranking model")
-        return found._replace(passages=in_order([scored[at] for at in order]), vectors=vectors)
+        return SearchHits(in_order([scored[at] for at in order]), found.seen, vectors, found.notes, found.partial)
 
     def _candidates(
         self, db: Connection, query: Query, caller: Caller, embedded: Sequence[Embedding], source: str | None

@@ -60,6 +60,15 @@ class Generations:
         except (FileNotFoundError, SegmentDamaged):
             return IndexManifest()
 
+    def is_damaged(self) -> bool:
+        """Whether the manifest is damaged, or says that a segment is."""
+        try:
+            return bool(decoded((self.folder / CURRENT).read_bytes()).damaged)
+        except FileNotFoundError:
+            return False
+        except SegmentDamaged:
+            return True
+
     def path(self, segment: str) -> Path:
         return self.folder / segment
 

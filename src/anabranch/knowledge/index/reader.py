@@ -320,7 +320,9 @@ class IndexReader:
 
     def _viewed(self, mask: Mask, chunks: Mask | None) -> View:
         """A view of the documents in the mask; of their chunks in the other mask, if there is one."""
-        parts = tuple((part.segment, _narrowed(mask, part, chunks)) for part in (*self._segments.values(), *self._delta))
+        parts = tuple(
+            (part.segment, _narrowed(mask, part, chunks)) for part in (*self._segments.values(), *self._delta)
+        )
         rows = sum(len(segment) if chosen is None else int(chosen.sum()) for segment, chosen in parts)
         words = sum(segment.count_words(chosen) for segment, chosen in parts)
         average = words / rows if words else 1.0
@@ -330,6 +332,10 @@ class IndexReader:
     def is_partial(self) -> bool:
         """Whether a part of the index is damaged, as of the last refresh."""
         return len(self._segments) < len(self.manifest.segments)
+
+    def is_reported_damaged(self) -> bool:
+        """Whether the manifest is damaged, or says that a segment is."""
+        return self._generations.is_damaged()
 
     def current_catalog(self, db: Connection) -> Catalog:
         """The catalog as of the connection's snapshot."""

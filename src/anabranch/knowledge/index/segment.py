@@ -353,7 +353,8 @@ class Segment:
             arrays |= {"bits": self.binary.bits, "middle": self.binary.mean}
             files[REACH] = f"{self.binary.first_pass} {self.binary.second_pass}".encode()
         for name, array in arrays.items():
-            files[f"{name}.bin"] = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            # A memoryview of nothing cannot be cast.
+            files[f"{name}.bin"] = np.ascontiguousarray(array).data.cast("B") if array.size else b""
         folder.mkdir(parents=True)
         for name, content in files.items():
             (folder / name).write_bytes(content)

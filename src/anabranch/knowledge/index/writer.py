@@ -56,6 +56,7 @@ class IndexWriter:
 
     def fold(self) -> IndexManifest:
         """Index everything in the records: new chunks into new segments, then merges that are due."""
+
         def fold() -> IndexManifest:
             while self._fold_next():
                 pass
@@ -67,6 +68,7 @@ class IndexWriter:
 
     def compact(self) -> IndexManifest:
         """Merge everything into one segment if the small ones are a large enough share."""
+
         def compact() -> IndexManifest:
             self._merge(lambda sizes: 0 if len(sizes) > 1 and sum(sizes[1:]) > TAIL * sizes[0] else None)
             return self._generations.current()
@@ -159,8 +161,8 @@ class IndexWriter:
             return bool(unchecked)
 
     def _rebuild_segment(self, at: int) -> None:
-        """Replace a segment, and the damaged ones after it, with new ones from the records. Segments are ranges of chunk
-        keys, so those around them say which chunks they held."""
+        """Replace a segment, and the damaged ones after it, with new ones from the records. Segments are ranges of
+        chunk keys, so those around them say which chunks they held."""
         manifest = self._generations.current()
         end = at + 1
         while end < len(manifest.segments) and manifest.segments[end] in manifest.damaged:
