@@ -133,6 +133,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     audit_days: Annotated[int, Meta(ge=1, le=36_500, description="a number of days from 1 to 36,500")] = 365
     audit_otlp: Flag = False
     index_verify_interval: Seconds = 86_400.0
+    backup_passphrase: Text | None = None
     recordings_dir: Folder | None = None
     recordings_keep: Count = 100
     embedding_url: Address | None = None

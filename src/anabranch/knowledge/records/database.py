@@ -267,6 +267,20 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+@contextmanager
+def read_only(file: Path) -> Iterator[sqlite3.Connection]:
+    """A snapshot of a records file, which is neither changed nor migrated. StoreFailed if it cannot be read."""
+    # Without a log nobody has it open: then SQLite needs no files beside it.
+    access = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
+    try:
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?{access}", uri=True, isolation_level=None)) as reader:
+            reader.row_factory = sqlite3.Row
+            reader.execute("BEGIN")
+            yield reader
+    except sqlite3.Error as error:
+        raise StoreFailed(f"{file} cannot be read ({error}).") from error
+
+
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
     if _version(connection) == len(migrations):
         return

@@ -426,6 +426,16 @@ def indexable_chunks(db: sqlite3.Connection, documents: Sequence[int]) -> list[s
     ).fetchall()
 
 
+def vectors_between(
+    db: sqlite3.Connection, first: int, last: int, limit: int
+) -> Iterator[tuple[list[int], list[bytes]]]:
+    """The keys and vectors of the chunks from one key to another, so many at once."""
+    query = "SELECT chunk, vector FROM embeddings WHERE chunk BETWEEN ? AND ? ORDER BY chunk LIMIT ?"
+    while found := _pairs(db, query, first, last, limit):
+        yield [key for key, _ in found], [vector for _, vector in found]
+        first = found[-1][0] + 1
+
+
 def chunk_texts(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, str]]:
     """The next chunks after a key, each with its text."""
     return _pairs(db, "SELECT key, text FROM chunks WHERE key > ? ORDER BY key LIMIT ?", after, limit)
