@@ -18,7 +18,6 @@ from anabranch.knowledge.records.encryption import Decryption, is_encrypted
 MAX_PROBLEMS = 100
 # Chunks of a segment that are compared with the records at once.
 COMPARED = 5_000
-OPENINGS = 5
 
 # Told how much is done, and of how much.
 Progress = Callable[[int, int], None]
@@ -79,7 +78,7 @@ def check_index(request: CheckRequest, progress: Progress) -> CheckResult:
 
 def _opened(generations: Generations) -> tuple[IndexManifest, dict[str, Segment | None]]:
     """The manifest and its segments, None for the damaged ones; those of a newer one if a segment was replaced."""
-    for _ in range(OPENINGS):
+    while True:
         stamp = generations.stamp()
         if not stamp[0]:
             return IndexManifest(), {}
@@ -87,7 +86,6 @@ def _opened(generations: Generations) -> tuple[IndexManifest, dict[str, Segment 
         segments = {name: _whole(generations, manifest, name) for name in manifest.segments}
         if None not in segments.values() or generations.stamp() == stamp:
             return manifest, segments
-    return manifest, segments
 
 
 def _whole(generations: Generations, manifest: IndexManifest, name: str) -> Segment | None:
