@@ -22,7 +22,7 @@ async def filled(tmp_path: Path) -> AsyncIterator[tuple[Workshop, SmallDisk]]:
             words = " ".join(f"word{number}" for number in range(2_000))
             await shop.put(*(f"{number} {words}" for number in range(PAGES // 20)))
             await shop.put("Herons eat fish.")
-            keep_reserve(shop.folder)
+            keep_reserve(shop.folder, shop.database.path.stat().st_size)
             assert (shop.folder / RESERVE).stat().st_size == RESERVE_BYTES
             disk.fill()
             yield shop, disk
@@ -65,13 +65,17 @@ async def test_records_are_opened_on_a_full_disk_to_delete(filled: tuple[Worksho
 
 
 def test_the_reserve_is_kept_unless_the_disk_is_nearly_full(tmp_path: Path) -> None:
-    keep_reserve(tmp_path)
-    keep_reserve(tmp_path)
-    assert (tmp_path / RESERVE).stat().st_size == RESERVE_BYTES
+    for records, reserve in (
+        (0, RESERVE_BYTES),
+        (RESERVE_BYTES, RESERVE_BYTES),
+        (RESERVE_BYTES * 24, RESERVE_BYTES * 2),
+    ):
+        keep_reserve(tmp_path, records)
+        assert (tmp_path / RESERVE).stat().st_size == reserve
     assert release_reserve(tmp_path)
     assert not release_reserve(tmp_path)
     assert not is_nearly_full(tmp_path / "missing")
     with small_disk(tmp_path / "disk", 16) as disk:
         assert is_nearly_full(disk.folder)
-        keep_reserve(disk.folder)
+        keep_reserve(disk.folder, 0)
         assert not (disk.folder / RESERVE).exists()

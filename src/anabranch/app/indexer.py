@@ -27,7 +27,7 @@ from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.model import Unprocessable
 from anabranch.knowledge.parse import ParseLimits, Sandbox
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import Database, DiskFull
+from anabranch.knowledge.records.database import NAME, Database, DiskFull
 from anabranch.models.factory import embedder_for
 from anabranch.telemetry.log import Log, configured_log
 
@@ -104,7 +104,7 @@ async def when_there_is_room(
 
 async def _until_full(folder: Path, task: "asyncio.Future[None]", least_free: int, look_s: float) -> None:
     while not task.done() and not is_nearly_full(folder, least_free):
-        keep_reserve(folder)
+        keep_reserve(folder, (folder / NAME).stat().st_size)
         await asyncio.wait([task], timeout=look_s)
 
 

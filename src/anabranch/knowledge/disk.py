@@ -8,8 +8,10 @@ from pathlib import Path
 
 # With less free space a server is not ready, and nothing is ingested.
 LEAST_FREE = 32 * 1024 * 1024
-# A deletion needs space in the write-ahead log: about a hundredth of what it deletes.
+# A deletion needs space in the write-ahead log: 5% of what it deletes (docs/adr/00XX-whole-or-honest.md).
 RESERVE_BYTES = 8 * 1024 * 1024
+RESERVE_SHARE = 12
+MAX_RESERVE_BYTES = 1024 * 1024 * 1024
 RESERVE = "reserve"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -21,15 +23,18 @@ def is_nearly_full(folder: Path, least_free: int = LEAST_FREE) -> bool:
         return False
 
 
-def keep_reserve(folder: Path) -> None:
-    """Allocate the reserve, unless it is there already or the disk is nearly full."""
+def keep_reserve(folder: Path, records_bytes: int) -> None:
+    """Allocate the reserve for records of this size, unless it is there already or the disk is nearly full."""
     file = folder / RESERVE
-    if file.exists() or is_nearly_full(folder, LEAST_FREE + RESERVE_BYTES):
+    wanted = min(max(RESERVE_BYTES, records_bytes // RESERVE_SHARE), MAX_RESERVE_BYTES)
+    held = file.stat().st_size if file.exists() else 0
+    # It grows by a fifth at least: otherwise every upload would make it grow.
+    if held * 6 >= wanted * 5 or is_nearly_full(folder, LEAST_FREE + wanted - held):
         return
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+            os.posix_fallocate(descriptor, 0, wanted)
         finally:
             os.close(descriptor)
     except OSError:

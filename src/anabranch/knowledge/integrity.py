@@ -1,5 +1,6 @@
 """Checks of a data folder: records, index, audit log and backups. They only read, also while a server runs."""
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -114,10 +115,9 @@ def _differences(
             rows = np.minimum(segment.keys.searchsorted(keys), len(segment) - 1)
             held = segment.keys[rows] == keys
             missing += int((~held).sum())
-            stored = np.frombuffer(b"".join(vectors), np.uint8).reshape(len(keys), -1)
-            indexed = segment.vectors[rows].view(np.uint8)
-            same = stored.shape == indexed.shape and (stored == indexed).all(axis=1)
-            other += int((held & ~np.asarray(same)).sum())
+            indexed = [row.tobytes() for row in segment.vectors[rows]]
+            same = np.fromiter(map(operator.eq, vectors, indexed), bool, len(keys))
+            other += int((held & ~same).sum())
             progress(min(int(keys[-1]), manifest.last_chunk), manifest.last_chunk)
         if missing:
             yield f"Segment {name} lacks {missing:,} chunks of the records."

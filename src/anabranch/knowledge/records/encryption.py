@@ -68,7 +68,9 @@ class Decryption(Value):
                     pyrage.decrypt_io(file, target, [_identity(one) for one in self.identities])
                 else:
                     target.write(pyrage.passphrase.decrypt(file.read(), self.passphrase or ""))
-        except pyrage.DecryptError:
+        except (pyrage.DecryptError, OSError) as error:
+            if getattr(error, "errno", None) is not None:  # the disk; the library's own errors have no number
+                raise
             given = "the identity" if self.identities else "the passphrase"
             raise ConfigurationError(
                 f"{source} cannot be decrypted: {given} is not the right one, or the file is damaged."
