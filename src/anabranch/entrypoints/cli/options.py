@@ -10,11 +10,11 @@ import click
 
 from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.model import Permissions, Rating, Strategy, Visibility
-from anabranch.knowledge.records.audit import AuditHead
-from anabranch.knowledge.records.encryption import Decryption
 
 if TYPE_CHECKING:
     from anabranch.configuration.settings import Settings
+    from anabranch.knowledge.records.audit import AuditHead
+    from anabranch.knowledge.records.encryption import Decryption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -66,8 +66,10 @@ def decryption_options(command: Command) -> Command:
     return _identity_option(passphrase_option(command))
 
 
-def decryption_given(settings: "Settings", identities: Sequence[Path], passphrase_file: Path | None) -> Decryption:
+def decryption_given(settings: "Settings", identities: Sequence[Path], passphrase_file: Path | None) -> "Decryption":
     """What opens encrypted backups, from the options and the settings."""
+    from anabranch.knowledge.records.encryption import Decryption  # noqa: PLC0415  a help text needs no records
+
     lines = [line.strip() for file in identities for line in _text(file).splitlines()]
     return Decryption(
         identities=tuple(line for line in lines if line and not line.startswith("#")),
@@ -86,8 +88,10 @@ def _text(file: Path) -> str:
         raise ConfigurationError(f"{file} cannot be read ({getattr(error, 'strerror', error)}).") from None
 
 
-def head_noted(noted: str | None) -> AuditHead | None:
+def head_noted(noted: str | None) -> "AuditHead | None":
     """The record of the audit log that `--noted` names."""
+    from anabranch.knowledge.records.audit import AuditHead  # noqa: PLC0415  a help text needs no records
+
     if noted is None:
         return None
     seq, _, found = noted.strip().partition(":")
