@@ -1,12 +1,14 @@
 """A real Chromium, and visits to our page in it that note what must never happen there."""
 
 import asyncio
+import fcntl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
@@ -32,13 +34,16 @@ document.addEventListener("securitypolicyviolation", (event) => {
 
 @cache
 def _unpacked() -> dict[str, Any]:
-    """Where the package has unpacked its Chromium, and the arguments that it needs without root."""
+    """Where the package has unpacked its Chromium, and the arguments that it needs without root. It takes a file that
+    another process is still unpacking for its own, so one at a time unpacks."""
     import json  # noqa: PLC0415
 
     node = Path(sys.prefix) / "bin" / "node"
-    run = subprocess.run(
-        [str(node), "--input-type=module", "-e", UNPACK], cwd=PACKAGES, capture_output=True, text=True, check=True
-    )
+    with (Path(gettempdir()) / "anabranch-chromium.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run = subprocess.run(
+            [str(node), "--input-type=module", "-e", UNPACK], cwd=PACKAGES, capture_output=True, text=True, check=True
+        )
     found: dict[str, Any] = json.loads(run.stdout)
     return found
 

@@ -102,8 +102,8 @@ class EndpointResolver:
         return await self._resolved(name, self._models, tokens)
 
     def known_models(self, grants: Grants) -> Mapping[str, Endpoint]:
-        """The granted ones of the models of the configuration and the default one, and the one that quotes, by name."""
-        return grants.models(self._models)
+        """The one that quotes, which calls nothing, and the granted ones of the configuration, by name."""
+        return {EXTRACTIVE.slug: EXTRACTIVE, **grants.models(self._models)}
 
     def named_model(self, name: str, grants: Grants, *, otherwise: str = "") -> Endpoint:
         """The model with this name, if it is granted. `otherwise` is what a caller can send instead of a name."""

@@ -156,20 +156,15 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         observer = partial(Observer, clock=clock, telemetry=telemetry)
         asked = (knowledge.existing, resilience, servers.source, observer)
         endpoints = partial(EndpointDirectory, settings, outbound, *asked)
-        directory = endpoints(judge)
         external = verifier_for(settings, outbound, clock, telemetry, resilience, run)
         claims = await leaving.enter_async_context(claims_for(settings, clock, telemetry, external, run))
+        directory = endpoints(judge)
         pipeline = build_pipeline(settings, directory, clock, telemetry, evidence, judge, claims, measured=True)
         names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), catalog, servers)
         questions = Questions(settings, names, clock, role.surface)
         keeps = role.log_queries and settings.query_log_days > 0
         query_log = QueryLog(knowledge, telemetry, enabled=keeps, counting=role.log_queries)
-        revocations = Revocations(lambda: _credentials(knowledge), every_s=role.timing.keys_every_s)
-        leaving.push_async_callback(revocations.close)
-        key_use = KeyUse(lambda moments: _keys_used(knowledge, moments), every_s=role.timing.key_use_every_s)
-        leaving.push_async_callback(key_use.close)
-        refusals = Refusals(knowledge, role.timing.refusals_every_s)
-        leaving.push_async_callback(refusals.close)
+        revocations, key_use, refusals = await leaving.enter_async_context(_watched(knowledge, role.timing))
         answerer = policies.cached(pipeline, knowledge)
         recorded = partial(_recorded, settings, endpoints, clock, telemetry, evidence, claims)
         recordings = _recordings(settings, recorded, telemetry, role)
@@ -177,8 +172,8 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         policies.start()
         kept = _streams(settings, policies, outbound, knowledge, questions, runs, clock, telemetry, role)
         streams = await leaving.enter_async_context(kept)
-        in_memory = _in_memory(policies, streams)
-        await leaving.enter_async_context(erasing_memory(knowledge, in_memory, role.timing.erasures_every_s))
+        erasing = erasing_memory(knowledge, _in_memory(policies, streams), role.timing.erasures_every_s)
+        await leaving.enter_async_context(erasing)
         yield Parts(
             runs=runs,
             recorded=recorded,
@@ -201,6 +196,18 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             source_check=SourceCheck(settings, outbound, clock),
             timing=role.timing,
         )
+
+
+@asynccontextmanager
+async def _watched(knowledge: KnowledgeOpener, timing: Timing) -> AsyncIterator[tuple[Revocations, KeyUse, Refusals]]:
+    """What happens to the keys of callers, and to their requests."""
+    revocations = Revocations(lambda: _credentials(knowledge), every_s=timing.keys_every_s)
+    key_use = KeyUse(lambda moments: _keys_used(knowledge, moments), every_s=timing.key_use_every_s)
+    refusals = Refusals(knowledge, timing.refusals_every_s)
+    async with AsyncExitStack() as leaving:
+        for one in (revocations, key_use, refusals):
+            leaving.push_async_callback(one.close)
+        yield revocations, key_use, refusals
 
 
 @asynccontextmanager

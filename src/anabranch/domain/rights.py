@@ -27,10 +27,8 @@ class Grants(Value):
         return {name: one for name, one in known.items() if one.kind == "collection" or self.permits(_grant(name, one))}
 
     def models(self, known: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
-        """Those that may be used. One that quotes calls nothing."""
-        return {
-            name: one for name, one in known.items() if one.kind == "extractive" or self.permits(grant_of_model(name))
-        }
+        """Those that may be used."""
+        return {name: one for name, one in known.items() if self.permits(grant_of_model(name))}
 
     def server(self, name: str) -> bool:
         """Whether this MCP server may be used."""

@@ -162,7 +162,7 @@ class Knowledge:
                 found.settings, default_permissions=permissions or found.settings.default_permissions
             )
             described = found.description if description is None else description
-            return collections.describe(db, key, described, settings) or found
+            return collections.describe(db, found, described, settings)
 
         return await self._database.write(write)
 

@@ -58,6 +58,7 @@ READING = {
 # of the key that was made, HERE the folder of the test.
 CHANGING = {
     "collections create": ("plans", "collection.created"),
+    "collections permissions": ("plans --visibility public", "collection.permissions_changed"),
     "publish": ("plans --as root/plans", "collection.published"),
     "unpublish": ("root/plans", "collection.withdrawn"),
     "keys create": ("--user erin --group staff", "key.created"),

@@ -284,7 +284,7 @@ def test_a_missing_embedding_model_is_reported_at_once(run: Run, kept: Shelf, tm
 def test_collections_list_and_show(run: Run) -> None:
     assert run("collections").out.split() == [
         *["collection", "documents", "chunks", "visibility"],
-        *["handbook", "2", "3", "public"],
+        *["handbook", "2", "3", "private"],
     ]
     assert json.loads(run("collections", "list", "--json").out)[0]["documents"] == 2
     shown = run("collections", "show", "handbook").out
@@ -349,7 +349,9 @@ def test_failed_documents_are_listed_and_retried(change: Run, shelf: Shelf) -> N
     ran = change("documents", "list", "--status", "failed")
     assert ran.code == 0
     assert re.search(
-        r"^broken\.pdf +handbook +0 +public +\S+ +failed *\n\nbroken\.pdf: The PDF is damaged\.", ran.out, re.MULTILINE
+        r"^broken\.pdf +handbook +0 +collection +\S+ +failed *\n\nbroken\.pdf: The PDF is damaged\.",
+        ran.out,
+        re.MULTILINE,
     )
     (failed,) = json.loads(change("documents", "--status", "failed", "--json").out)
     assert (failed["searchable"], failed["bytes"]) == (False, len(b"%PDF-1.4 and no more"))

@@ -43,7 +43,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Path:
     (home / "texts").mkdir()
     for name, text in TEXTS.items():
         (home / "texts" / name).write_text(text)
-    assert process(home / "data", "ingest", str(home / "texts"), "-c", "texts").code == 0
+    assert process(home / "data", "ingest", str(home / "texts"), "-c", "texts", "--visibility", "public").code == 0
     return home / "data"
 
 

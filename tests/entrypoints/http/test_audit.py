@@ -48,6 +48,7 @@ UNRECORDED = {
 # Each operation that changes something, and the action that it is recorded as.
 RECORDED = {
     "create_collection": "collection.created",
+    "change_collection": "collection.permissions_changed",
     "publish": "collection.published",
     "withdraw": "collection.withdrawn",
     "ingest": "ingest.accepted",
@@ -103,6 +104,9 @@ async def test_every_operation_that_changes_something_leaves_a_record(opened: Li
 
     collection = await leaves("create_collection", "POST", "/v1/collections", {"name": "plans"})
     place = f"/v1/collections/{collection['id']}"
+    shared = {"default_permissions": {"visibility": "restricted", "allowed_groups": ["staff"]}}
+    await leaves("change_collection", "PATCH", place, shared)
+    await changed(opened, "collection.changed", "PATCH", place, {"description": "What is planned."})
     await leaves("publish", "PUT", f"{place}/endpoint", {"as": "root/plans"})
     await leaves("withdraw", "DELETE", f"{place}/endpoint?as=root/plans")
     (stored,) = await opened.ingest(collection["id"], text("A plan for rivers.", title="Rivers"), who="root")

@@ -9,7 +9,7 @@ from conftest import Server
 
 DAY = "filters.date_range.start takes a day such as 2026-01-31."
 TEXTS = 'sources takes a list: [a text, …] or "all", not '
-VISIBLE = 'takes "private", "public" or "restricted", not'
+VISIBLE = 'takes "collection", "private", "public" or "restricted", not'
 SOURCE = 'data_sources[0] takes an object such as {"slug": "handbook"}, not a text.'
 RATING = 'rating takes "thumbs_down" or "thumbs_up", not'
 

@@ -170,6 +170,7 @@ async def test_an_erased_user_is_in_no_file_and_no_key(tmp_path: Path, models_di
         there.secrets[MARKER] = made["key"]
         await there.collection("mine", who=MARKER)
         await there.ingest("mine", text("My secret harbour is Oudeschild.", title="Harbour"), who=MARKER)
+        await there.good("PUT", "/v1/collections/mine/endpoint", {"as": f"{MARKER}/mine"}, who=MARKER)
         await there.ask("Which harbour is secret?", who=MARKER, conversation_id="talk")
         await there.collection("theirs", who="alice")
         allowed = {"visibility": "restricted", "allowed_users": [MARKER, "bob"]}

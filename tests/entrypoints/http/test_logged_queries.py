@@ -16,6 +16,7 @@ from anabranch.knowledge.records.database import NAME, Database
 from anabranch.testing import Space
 from support.collection_server import Issuer, Library, library, text
 from support.metrics_scrape import scrape
+from support.shared_log import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("knowledge-api-2")]
 
@@ -66,7 +67,12 @@ async def test_callers_list_their_own_questions_and_operators_all(shelf: Library
     dan, eve = person(shelf, "dan"), person(shelf, "eve")
     for who, question in ((dan, "When does the ferry leave?"), (eve, "When is the bridge closed?"), (dan, "Why?")):
         await shelf.ask(question, who=who)
-    await shelf.ask("Who is on this machine?")
+    asked = await shelf.ask("Who is on this machine?")
+
+    async def is_recorded() -> bool:
+        return (await shelf.call("GET", f"/v1/queries/{asked['query_id']}")).status == 200
+
+    await eventually(is_recorded)
     own = await listed(shelf, dan)
     assert [one["query"] for one in own] == ["Why?", "When does the ferry leave?"]
     assert all("user" not in one for one in own)

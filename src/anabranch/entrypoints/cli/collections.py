@@ -480,7 +480,7 @@ def publish(collection: str, path: str, as_json: bool, settings: Settings) -> No
     if not public:
         notes().print(
             "None of its documents is public: only callers with a key find something, in documents that are shared "
-            "with them (anabranch keys create; anabranch documents permissions).",
+            f"with them (anabranch keys create; anabranch collections permissions {flat(found.name)} …).",
         )
 
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from anabranch.domain.model import ChunkType, Filters
 from anabranch.knowledge.collection_names import only
 from anabranch.knowledge.index.manifest import Generations, IndexManifest, SegmentDamaged
+from anabranch.knowledge.index.permission_classes import PermissionClasses
 from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
-from anabranch.knowledge.model import Caller, Collection, Permissions
+from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import collections, documents
 from anabranch.knowledge.records.database import Connection, Row, StaleSnapshot
 from anabranch.text.words import terms
@@ -36,7 +37,7 @@ class Catalog:
         self.collections: dict[int, Collection] = {}
         self._table = np.zeros(0, _ROW)
         self._chunks = np.zeros(0, np.int32)
-        self._classes: dict[tuple[str, Permissions, int], int] = {}
+        self._classes = PermissionClasses()
         self._attributes: OrderedDict[tuple[str, str], Mask] = OrderedDict()
 
     def refresh(self, db: Connection) -> tuple[int, bool]:
@@ -46,6 +47,8 @@ class Catalog:
         if head <= self.seq:
             return head, False
         everything = self.seq < 0 or oldest > self.seq + 1
+        if everything or documents.have_collections_changed(db, self.seq):
+            self.collections = {collection.key: collection for collection in collections.listed(db)}
         if everything:
             self._table = np.zeros(0, _ROW)
             self._store(documents.rows(db))
@@ -55,23 +58,19 @@ class Catalog:
             removed = set(changed) - {row["key"] for row in rows}
             self._table["alive"][[key for key in removed if key < len(self._table)]] = False
             self._store(rows)
+        self._classes.renumber(self._table["permissions"], self._table["alive"])
         self._attributes.clear()
-        self.collections = {collection.key: collection for collection in collections.listed(db)}
         self.seq = head
         return head, everything
 
     def _store(self, rows: Iterable[Row]) -> None:
         for row in rows:
             key, first, count = row["key"], row["first_chunk"], row["chunk_count"]
-            # Documents with equal owner and permissions, those of a collection or their own, share a class, so a caller
-            # is checked once per class.
-            own = documents.permissions_of(row)
-            permissions = (row["owner"], own, row["collection"] if own.visibility == "collection" else 0)
             self._table = _grown(self._table, key)
             self._table[key] = (
                 True,
                 row["collection"],
-                self._classes.setdefault(permissions, len(self._classes)),
+                self._classes.number(row["owner"], documents.permissions_of(row), row["collection"]),
                 row["day"],
                 count,
                 row["tokens"],
@@ -90,15 +89,7 @@ class Catalog:
 
     def permitted(self, caller: Caller) -> Mask:
         """A mask of the documents that exist and that the caller may see."""
-        allowed = np.fromiter(
-            (
-                permissions.permits(caller, owner)
-                or ((followed := self.collections.get(collection)) is not None and followed.permits(caller))
-                for owner, permissions, collection in self._classes
-            ),
-            bool,
-            len(self._classes),
-        )
+        allowed = self._classes.permitted(caller, self.collections)
         alive = self._table["alive"].copy()
         if caller.rights.collections is not None:
             alive &= np.isin(self._table["collection"], caller.rights.collections)

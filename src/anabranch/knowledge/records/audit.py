@@ -124,9 +124,15 @@ def _encoded(values: Sequence[Any]) -> bytes:
 
 def forget(db: sqlite3.Connection, *subjects: str) -> int:
     """Forget the names of some subjects; returns how many. A subject is the `object` of a record, such as
-    `document:ID`, or a person or group: `user:NAME` (with the addresses of that user), `group:NAME`."""
-    chosen = as_json(subjects)
-    found = db.execute("SELECT digest FROM audit_names WHERE subject IN (SELECT value FROM json_each(?))", (chosen,))
+    `document:ID`, or a person or group: `user:NAME` (with the addresses, the keys and the published paths of that
+    user), `group:NAME`."""
+    users = [one.removeprefix(USER) for one in subjects if one.startswith(USER)]
+    found = db.execute(
+        "SELECT digest FROM audit_names WHERE subject IN (SELECT value FROM json_each(:subjects)) "
+        "OR name IN (SELECT :prefix || value FROM json_each(:users)) OR subject LIKE 'collection:%' AND "
+        "EXISTS (SELECT 1 FROM json_each(:users) WHERE substr(name, 1, length(value) + 1) = value || '/')",
+        {"subjects": as_json(subjects), "users": as_json(users), "prefix": USER},
+    )
     digests = [bytes(row[0]) for row in found]
     db.executemany("DELETE FROM audit_names WHERE digest = ?", ((one,) for one in digests))
     for start in range(0, len(digests), FORGOTTEN_PER_RECORD):

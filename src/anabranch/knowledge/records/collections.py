@@ -49,13 +49,18 @@ def default_visibility(db: sqlite3.Connection) -> DefaultVisibility:
     return "public" if row is not None and row["value"] == "public" else "private"
 
 
-def describe(db: sqlite3.Connection, key: int, description: str, settings: CollectionSettings) -> Collection | None:
-    """Change the description and the settings of a collection; None if there is none."""
+def describe(db: sqlite3.Connection, found: Collection, description: str, settings: CollectionSettings) -> Collection:
+    """Change the description and the settings of a collection."""
     db.execute(
-        "UPDATE collections SET description = ?, settings = ? WHERE key = ?", (description, as_json(settings), key)
+        "UPDATE collections SET description = ?, settings = ? WHERE key = ?",
+        (description, as_json(settings), found.key),
     )
     documents.record_change(db, "collection", 0)
-    return by_key(db, key)
+    chosen = settings.default_permissions
+    changed = msgspec.structs.replace(found, description=description, settings=settings)
+    what = "changed" if chosen == found.settings.default_permissions else "permissions_changed"
+    _record(db, what, changed, granted=chosen.granted, visibility=chosen.visibility)
+    return changed
 
 
 def by_key(db: sqlite3.Connection, key: int) -> Collection | None:
@@ -98,6 +103,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     owned = [one for one in listed(db) if one.owner in erased.users]
     for one in owned:
         delete(db, one.key)
+        audit.forget(db, f"collection:{one.id}")
     for one in listed(db):
         permissions = one.settings.default_permissions
         for user in erased.users:

@@ -314,6 +314,11 @@ def changed_since(db: sqlite3.Connection, seq: int) -> list[int]:
     return _column(db, "SELECT DISTINCT document FROM changes WHERE seq > ? AND document > 0", seq)
 
 
+def have_collections_changed(db: sqlite3.Connection, seq: int) -> bool:
+    """Whether a collection was added, changed or removed after a sequence number."""
+    return db.execute("SELECT 1 FROM changes WHERE seq > ? AND document = 0 LIMIT 1", (seq,)).fetchone() is not None
+
+
 def trim_changes(db: sqlite3.Connection, before: int) -> None:
     db.execute("DELETE FROM changes WHERE seq < ?", (before,))
 

@@ -89,4 +89,13 @@ export async function loadSession() {
   return session;
 }
 
+/** The collections that this user sees. `called` is what names each in a request: its name, or its address if several
+    have that name. */
+export async function collections() {
+  const { collections: found } = await get("/v1/collections");
+  const times = new Map();
+  for (const { name } of found) times.set(name, (times.get(name) ?? 0) + 1);
+  return found.map((one) => ({ ...one, called: times.get(one.name) > 1 ? one.address : one.name }));
+}
+
 export const path = (...segments) => segments.map(encodeURIComponent).join("/");

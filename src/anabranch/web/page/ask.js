@@ -1,6 +1,6 @@
 /** The screen for questions: the conversation, the question field, and the choice of sources and model. */
 import { followAnswer, askResumable } from "/web/stream.js";
-import { PAGE_HEADERS, events, get, path, remove, session } from "./api.js";
+import { collections, events, get, PAGE_HEADERS, path, remove, session } from "./api.js";
 import { AnswerState, AnswerView, nameSources, placedCitations, sourceName } from "./answer.js";
 import { button, clear, count, dialog, empty, h, icon, problem, toast } from "./dom.js";
 import { closePanel } from "./viewer.js";
@@ -119,8 +119,8 @@ class AskScreen {
 
   async load() {
     try {
-      const [collections, sources] = await Promise.all([get("/v1/collections"), session.may_use_configured ? get("/v1/sources").catch(() => ({ sources: [] })) : { sources: [] }]);
-      this.choices.collections = collections.collections;
+      const [found, sources] = await Promise.all([collections(), session.may_use_configured ? get("/v1/sources").catch(() => ({ sources: [] })) : { sources: [] }]);
+      this.choices.collections = found.map((one) => ({ ...one, name: one.called }));
       nameSources(sources.sources);
       this.choices.sources = sources.sources.filter((one) => (one.kind === "space" || one.kind === "mcp") && one.health !== "disabled");
       this.choices.models = sources.sources.filter((one) => one.kind === "model").map((one) => one.name);
@@ -148,7 +148,7 @@ class AskScreen {
 
   /** What was chosen may be gone by now, or not for this user. */
   forgetUnknown() {
-    const known = (kind) => this.scope[kind]?.filter((name) => this.choices[kind].some((one) => one.name === name)) ?? null;
+    const known = (kind) => this.scope[kind]?.map((chosen) => this.choices[kind].find(({ id, name }) => chosen === name || chosen === id)?.name).filter(Boolean) ?? null;
     const [collections, sources] = [known("collections"), known("sources")];
     const isEmpty = !collections?.length && !sources?.length;
     Object.assign(this.scope, isEmpty ? { collections: null, sources: null } : { collections, sources });

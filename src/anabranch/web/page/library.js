@@ -1,5 +1,5 @@
 /** The screen of collections: their documents, adding and deleting them, who may see them, and publishing. */
-import { get, patch, path, post, put, remove, session, upload } from "./api.js";
+import { collections, get, patch, path, post, put, remove, session, upload } from "./api.js";
 import { ago, button, bytes, clear, copy, count, dialog, empty, field, h, icon, problem, toast, whileDisabled } from "./dom.js";
 import { openPanel, openSource } from "./viewer.js";
 
@@ -19,18 +19,22 @@ const STATES = {
   pending: { label: "Queued", kind: "open" },
   failed: { label: "Failed", kind: "bad" },
 };
-const VISIBILITIES = {
-  public: { label: "Everyone", hint: "Everyone who may use this server" },
-  private: { label: "Only the owner", hint: "Whoever adds the document" },
+const OF_COLLECTION = {
+  private: { label: "Only the owner", hint: "Whoever makes the collection" },
   restricted: { label: "Named people", hint: "The owner, and the users and groups named here" },
+  public: { label: "Everyone", hint: "Everyone who may use this server" },
+};
+const OF_DOCUMENT = {
+  collection: { label: "Readers of the collection", hint: "Whoever may see the collection, also after that changes" },
+  ...OF_COLLECTION,
+  private: { label: "Only the owner", hint: "Whoever adds the document" },
 };
 const FORMATS = "PDF, Word (.docx), Markdown, HTML, text, CSV and JSON";
 
 // A name with a slash, or "." and "..", does not fit into a path: its id does.
 const UNFIT = /^\.{1,2}$|\//;
-const handle = (one) => path(UNFIT.test(one.name) ? one.id : one.name);
-const collectionPath = (one) => `/v1/collections/${handle(one)}`;
-const address = (one) => `#/library/${handle(one)}`;
+const collectionPath = (one) => `/v1/collections/${path(one.id)}`;
+const address = (one) => `#/library/${path(UNFIT.test(one.called ?? one.name) ? one.id : (one.called ?? one.name))}`;
 
 export async function libraryScreen(main, ...rest) {
   const [name] = rest.slice(0, -1);
@@ -315,11 +319,11 @@ function formDialog(title, { lead, fields, action, kind = "primary", submit }) {
 
 const names = (text) => [...new Set(text.split(/[,\n]/).map((one) => one.trim()).filter(Boolean))];
 
-/** Who may see documents. */
-function permissionFields(legend, given) {
+/** Who may see a collection or a document: one of the `choices`, the first of which is the default. */
+function permissionFields(legend, choices, given) {
   const group = `visibility-${Math.random().toString(36).slice(2)}`;
-  const radios = Object.entries(VISIBILITIES).map(([value, { label, hint }]) => {
-    const radio = h("input", { type: "radio", name: group, value, checked: (given?.visibility ?? "public") === value, onChange: () => draw() });
+  const radios = Object.entries(choices).map(([value, { label, hint }]) => {
+    const radio = h("input", { type: "radio", name: group, value, checked: (given?.visibility ?? Object.keys(choices)[0]) === value, onChange: () => draw() });
     return { radio, element: h("label", { class: "option described" }, radio, h("span", null, label), h("span", { class: "hint" }, hint)) };
   });
   const users = h("input", { value: (given?.allowed_users ?? []).join(", "), autocomplete: "off" });
@@ -341,7 +345,7 @@ function permissionFields(legend, given) {
 function newCollection() {
   const name = h("input", { required: true, maxlength: 100, autocomplete: "off", placeholder: "handbook" });
   const description = h("textarea", { rows: 2, maxlength: 10_000 });
-  const permissions = permissionFields("Who may see new documents");
+  const permissions = permissionFields("Who may see it", OF_COLLECTION);
   formDialog("New collection", {
     lead: "A collection is a set of documents that is searched as one source.",
     fields: [field("Name", name), field("Description (optional)", description, "What is in it, for people and models that choose sources."), permissions.element],
@@ -362,12 +366,12 @@ class CollectionsScreen {
   }
 
   async load() {
-    this.collections = (await get("/v1/collections")).collections;
+    this.collections = await collections();
     if (!this.signal.aborted) this.draw();
   }
 
   draw() {
-    const shown = this.collections.filter((one) => !deletions.has(`collection ${one.name}`));
+    const shown = this.collections.filter((one) => !deletions.has(`collection ${one.id}`));
     const zone = dropZone(shown.length ? "Drop files or a folder here" : "Drop files or a folder here to begin", (files) => this.dropped(files), this.signal);
     clear(
       this.main,
@@ -389,15 +393,15 @@ class CollectionsScreen {
   }
 
   dropped(files) {
-    const list = h("datalist", { id: "known-collections" }, this.collections.map(({ name }) => h("option", { value: name })));
+    const list = h("datalist", { id: "known-collections" }, this.collections.map(({ called }) => h("option", { value: called })));
     const name = h("input", { required: true, maxlength: 100, value: "documents", list: list.id, autocomplete: "off" });
     formDialog(`Add ${count(files.length, "file")}`, {
       fields: [field("Collection", name, "A new name makes a new collection; the name of one adds the files to it."), list],
       action: "Add",
       submit: async () => {
         const chosen = name.value.trim();
-        const one = this.collections.find((known) => known.name === chosen) ?? (await post("/v1/collections", { name: chosen }));
-        add(files.map((file) => new Transfer(one.name, file.name, file)));
+        const one = this.collections.find((known) => known.called === chosen) ?? (await post("/v1/collections", { name: chosen }));
+        add(files.map((file) => new Transfer(one.id, file.name, file)));
         location.hash = address(one);
       },
     });
@@ -440,7 +444,7 @@ class CollectionScreen {
 
   async load() {
     try {
-      const known = UNFIT.test(this.name) ? (await get("/v1/collections")).collections.find(({ name }) => name === this.name) : null;
+      const known = UNFIT.test(this.name) ? (await collections()).find(({ called }) => called === this.name) : null;
       this.collection = await get(known ? collectionPath(known) : `/v1/collections/${path(this.name)}`);
     } catch (error) {
       if (error.status !== 404) throw error;
@@ -462,7 +466,7 @@ class CollectionScreen {
     const filter = h("select", { onChange: () => this.restart(filter.value) }, h("option", { value: "all" }, "All states"), Object.entries(STATES).map(([value, { label }]) => h("option", { value }, label)));
     filter.id = "state-filter";
     const zone = this.mine
-      ? dropZone("Drop files or a folder here", (files) => this.add(files.map((file) => new Transfer(one.name, file.name, file))), this.signal, button("Paste text", () => this.pasteText(), { icon: "copy" }), button("Add a URL", () => this.addUrl(), { icon: "link" }))
+      ? dropZone("Drop files or a folder here", (files) => this.add(files.map((file) => new Transfer(one.id, file.name, file))), this.signal, button("Paste text", () => this.pasteText(), { icon: "copy" }), button("Add a URL", () => this.addUrl(), { icon: "link" }))
       : h("p", { class: "note" }, `${one.owner ?? "Someone else"} owns this collection. You can read and ask it; only its owner can change it.`);
     clear(
       this.main,
@@ -474,7 +478,7 @@ class CollectionScreen {
           "div",
           { class: "screen-head" },
           h("div", null, h("h1", { class: "breakable" }, one.name), one.description ? h("p", null, one.description) : null, this.facts),
-          h("div", { class: "row" }, h("a", { class: "button", href: `#/ask?collection=${encodeURIComponent(one.name)}` }, icon("ask"), h("span", null, "Ask it")), this.mine ? [button("Publish", () => publish(one, () => this.refreshCollection()), { icon: "external" }), button("Delete", () => this.confirmDelete(), { icon: "trash", kind: "danger" })] : null),
+          h("div", { class: "row" }, h("a", { class: "button", href: `#/ask?collection=${encodeURIComponent(UNFIT.test(this.name) ? one.id : this.name)}` }, icon("ask"), h("span", null, "Ask it")), this.mine ? [button("Who may see it", () => this.readers(), { icon: "key" }), button("Publish", () => publish(one, () => this.refreshCollection()), { icon: "external" }), button("Delete", () => this.confirmDelete(), { icon: "trash", kind: "danger" })] : null),
         ),
         zone,
         this.status_text,
@@ -491,7 +495,8 @@ class CollectionScreen {
 
   async drawFacts() {
     const one = this.collection;
-    const base = [count(one.document_count, "document"), count(one.chunk_count, "chunk")];
+    const readers = one.settings.default_permissions;
+    const base = [count(one.document_count, "document"), count(one.chunk_count, "chunk"), readers ? `seen by: ${OF_COLLECTION[readers.visibility].label.toLowerCase()}` : null];
     const draw = (more) => clear(this.facts, [...base, ...more, one.owner ? `owner ${one.owner}` : null].filter(Boolean).join(" · "), " ", publishedBadge(one) ?? "");
     draw([]);
     const stats = await get(`${collectionPath(one)}/stats`).catch(() => null);
@@ -509,7 +514,7 @@ class CollectionScreen {
     formDialog("Paste text", {
       fields: [field("Title", title), field("Text", text, "Markdown is understood: headings become the outline of the document.")],
       action: "Add",
-      submit: () => this.add([new Transfer(this.collection.name, title.value.trim(), { documents: [{ title: title.value.trim(), source: { type: "text", content: text.value } }] })]),
+      submit: () => this.add([new Transfer(this.collection.id, title.value.trim(), { documents: [{ title: title.value.trim(), source: { type: "text", content: text.value } }] })]),
     });
   }
 
@@ -519,14 +524,14 @@ class CollectionScreen {
       lead: "The server fetches this one page (or file) and keeps its text. Adding the same URL again updates it.",
       fields: [field("URL", url)],
       action: "Add",
-      submit: () => this.add([new Transfer(this.collection.name, url.value.trim(), { documents: [{ source: { type: "url", content: url.value.trim() } }] })]),
+      submit: () => this.add([new Transfer(this.collection.id, url.value.trim(), { documents: [{ source: { type: "url", content: url.value.trim() } }] })]),
     });
   }
 
   /* What is being added. */
 
   drawTransfers() {
-    const mine = transfers.filter((one) => one.collection === this.collection.name);
+    const mine = transfers.filter((one) => one.collection === this.collection.id);
     this.transfers.hidden = !mine.length;
     if (!mine.length) return;
     this.summary = h("h2", null);
@@ -540,7 +545,7 @@ class CollectionScreen {
   }
 
   drawSummary() {
-    const mine = transfers.filter((one) => one.collection === this.collection.name);
+    const mine = transfers.filter((one) => one.collection === this.collection.id);
     const [open, failed] = [mine.filter((one) => one.open).length, mine.filter((one) => one.state === "failed").length];
     const text = `${open ? `Adding: ${mine.length - open} of ${mine.length} finished` : `${count(mine.length - failed, "item")} added`}${failed ? `, ${failed} failed` : ""}`;
     if (this.summary.textContent === text) return;
@@ -551,13 +556,13 @@ class CollectionScreen {
 
   clearFinished() {
     for (let index = transfers.length - 1; index >= 0; index -= 1)
-      if (transfers[index].collection === this.collection.name && !transfers[index].open) transfers.splice(index, 1);
+      if (transfers[index].collection === this.collection.id && !transfers[index].open) transfers.splice(index, 1);
     this.drawTransfers();
     this.heading.focus();
   }
 
   changed(transfer) {
-    if (transfer.collection !== this.collection.name) return;
+    if (transfer.collection !== this.collection.id) return;
     this.drawSummary();
     if (!transfer.open) this.refreshSoon(400, true);
   }
@@ -583,7 +588,7 @@ class CollectionScreen {
     const asked = Symbol("documents");
     this.asked = asked;
     const after = this.pages[this.pages.length - 1];
-    const query = new URLSearchParams({ collection: this.collection.name, status: this.status, limit: PAGE, ...(after ? { after } : {}) });
+    const query = new URLSearchParams({ collection: this.collection.id, status: this.status, limit: PAGE, ...(after ? { after } : {}) });
     try {
       const found = await get(`/v1/documents?${query}`);
       // Only the list that was asked for last is shown.
@@ -641,7 +646,7 @@ class CollectionScreen {
 
   row(one) {
     const { label, kind } = STATES[one.status] ?? { label: one.status, kind: "" };
-    const who = one.permissions ? VISIBILITIES[one.permissions.visibility].label : "Shared with you";
+    const who = one.permissions ? OF_DOCUMENT[one.permissions.visibility].label : "Shared with you";
     const pages = one.pages ? count(one.pages, "page") : null;
     const act = (text, name, onClick, extra = {}) => button(`${text}: ${one.title}`, onClick, { icon: name, hidden: true, kind: "quiet icon-only", title: text, "data-focus": `${text} ${one.id}`, ...extra });
     return h(
@@ -674,7 +679,7 @@ class CollectionScreen {
   async retry(one) {
     try {
       const accepted = await post(`/v1/documents/${path(one.id)}/retry`, {});
-      const transfer = new Transfer(this.collection.name, one.title);
+      const transfer = new Transfer(this.collection.id, one.title);
       Object.assign(transfer, { job: accepted.job_id, document: one.id, state: "queued", fraction: 1 });
       transfer.draw();
       add([transfer]);
@@ -686,8 +691,22 @@ class CollectionScreen {
     }
   }
 
+  readers() {
+    const chosen = permissionFields(`Who may see “${this.collection.name}”`, OF_COLLECTION, this.collection.settings.default_permissions);
+    formDialog("Who may see it", {
+      lead: "Documents follow their collection, unless others were chosen for them.",
+      fields: [chosen.element],
+      action: "Save",
+      submit: async () => {
+        this.collection = await patch(collectionPath(this.collection), { default_permissions: chosen.read() });
+        toast("Saved. The next question sees the change.");
+        this.drawFacts();
+      },
+    });
+  }
+
   permissions(one) {
-    const chosen = permissionFields(`Who may see “${one.title}”`, one.permissions);
+    const chosen = permissionFields(`Who may see “${one.title}”`, OF_DOCUMENT, one.permissions);
     formDialog("Who may see it", {
       fields: [chosen.element],
       action: "Save",
@@ -709,14 +728,14 @@ class CollectionScreen {
   }
 
   confirmDelete() {
-    const { name, document_count } = this.collection;
+    const { id, name, document_count } = this.collection;
     formDialog("Delete this collection?", {
       lead: `“${name}” and its ${count(document_count, "document")} are deleted from this server. Answers that cite them lose their sources.`,
       fields: [],
       action: `Delete ${name}`,
       kind: "danger",
       submit: () => {
-        deleteLater(`collection ${name}`, `“${name}” is deleted.`, collectionPath(this.collection), () => progress.dispatchEvent(new Event("deleted")));
+        deleteLater(`collection ${id}`, `“${name}” is deleted.`, collectionPath(this.collection), () => progress.dispatchEvent(new Event("deleted")));
         location.hash = "#/library";
       },
     });

@@ -1,0 +1,86 @@
+"""Documents with equal owner and permissions share a class. A caller is looked up in those that permit it, so that the
+classes of others cost it nothing."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anabranch.domain.audit import GROUP, USER
+from anabranch.knowledge.model import ADDRESS, Caller, Collection, Permissions
+
+EVERYBODY = "everybody"
+# More classes than this, and twice those that documents still have, are numbered again.
+MIN_UNUSED = 1_024
+
+
+class PermissionClass(NamedTuple):
+    """`followed` is the key of the collection that decides, 0 if the document has permissions of its own."""
+
+    owner: str
+    permissions: Permissions
+    followed: int
+
+
+class PermissionClasses:
+    """The classes by number, and those that permit each user, group, the readers of a collection, and everybody."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[PermissionClass, int] = {}
+        self._of: dict[str, list[int]] = {}
+        self._limit = MIN_UNUSED
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def number(self, owner: str, permissions: Permissions, collection: int) -> int:
+        """The number of the class of a document in a collection."""
+        one = PermissionClass(owner, permissions, collection if permissions.visibility == "collection" else 0)
+        found = self._numbers.get(one)
+        if found is None:
+            found = self._numbers[one] = len(self._numbers)
+            for reader in _readers(one):
+                self._of.setdefault(reader, []).append(found)
+        return found
+
+    def permitted(self, caller: Caller, collections: Mapping[int, Collection]) -> NDArray[np.bool_]:
+        """Which classes permit a caller."""
+        if caller.operator:
+            return np.ones(len(self), np.bool_)
+        mask = np.zeros(len(self), np.bool_)
+        followed = (f"{ADDRESS}{key}" for key, one in collections.items() if one.permits(caller))
+        for reader in (EVERYBODY, *_names(caller), *followed):
+            mask[self._of.get(reader, [])] = True
+        return mask
+
+    def renumber(self, numbers: NDArray[np.int32], alive: NDArray[np.bool_]) -> None:
+        """Forget the classes that no document has any more, if they are many; `numbers` are those of all documents."""
+        if len(self) <= self._limit:
+            return
+        used, renumbered = np.unique(numbers[alive], return_inverse=True)
+        kept = list(self._numbers)
+        self._numbers, self._of = {}, {}
+        for number in used.tolist():
+            one = kept[number]
+            self.number(one.owner, one.permissions, one.followed)
+        numbers[:] = 0
+        numbers[alive] = renumbered
+        self._limit = MIN_UNUSED + 2 * len(self)
+
+
+def _readers(one: PermissionClass) -> Iterator[str]:
+    """Whom a class permits, as `Permissions.permits` does."""
+    yield USER + one.owner
+    if one.followed:
+        yield f"{ADDRESS}{one.followed}"
+    elif one.permissions.visibility == "public":
+        yield EVERYBODY
+    elif one.permissions.visibility == "restricted":
+        yield from one.permissions.granted
+
+
+def _names(caller: Caller) -> Iterator[str]:
+    if caller.user is not None:
+        yield USER + caller.user
+    yield from (GROUP + group for group in caller.groups)
