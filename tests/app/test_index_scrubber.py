@@ -18,7 +18,7 @@ async def indexed(shop: Workshop) -> str:
 
 
 async def rebuilt(shop: Workshop, name: str) -> None:
-    while name in (now := shop.generations.current()).segments or not now.segments:
+    while name in (now := shop.generations.current()).segments or not now.segments:  # noqa: ASYNC110  a thread writes
         await asyncio.sleep(LOOK_S)
 
 

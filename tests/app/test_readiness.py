@@ -15,7 +15,7 @@ from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.readiness import Readiness
 from anabranch.knowledge.disk import LEAST_FREE
 from anabranch.knowledge.records.database import BUSY_S, NAME, DiskFull
-from support.full_disk import small_disk
+from support.full_disk import add_until_full, small_disk
 from support.knowledge_fixtures import Workshop, workshop
 
 
@@ -50,8 +50,7 @@ async def test_a_quota_that_is_used_up(shop: Workshop, tmp_path: Path) -> None:
         async with workshop(disk.folder / "data") as other:
             disk.fill()
             with pytest.raises(DiskFull):
-                for number in range(200):
-                    await other.collection(f"more-{number}")
+                await add_until_full(other)
             assert await reason(other, least_free=0) == "disk_full"  # the file system has room, says the quota
             disk.empty()
             assert await reason(other, least_free=0) is None

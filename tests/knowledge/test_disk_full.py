@@ -7,7 +7,7 @@ import pytest
 
 from anabranch.knowledge.disk import LEAST_FREE, RESERVE, RESERVE_BYTES, is_nearly_full, keep_reserve, release_reserve
 from anabranch.knowledge.records.database import Database, DiskFull
-from support.full_disk import SmallDisk, small_disk
+from support.full_disk import SmallDisk, add_until_full, small_disk
 from support.knowledge_fixtures import OPERATOR, Workshop, text, workshop
 
 PAGES = 600
@@ -31,8 +31,7 @@ async def filled(tmp_path: Path) -> AsyncIterator[tuple[Workshop, SmallDisk]]:
 async def test_a_collection_is_deleted_on_a_full_disk(filled: tuple[Workshop, SmallDisk]) -> None:
     shop, disk = filled
     with pytest.raises(DiskFull, match="full"):
-        for number in range(200):  # what was allocated before is used first
-            await shop.collection(f"more-{number}")
+        await add_until_full(shop)
     assert (shop.folder / RESERVE).exists()
     count, _ = await shop.room.delete_collection(OPERATOR, "notes")
     assert count == PAGES // 20 + 1

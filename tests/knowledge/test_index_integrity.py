@@ -135,7 +135,7 @@ async def test_damage_does_not_get_a_new_checksum_when_segments_are_merged(shop:
 
 async def test_segments_of_earlier_versions_are_served_and_get_a_checksum(shop: Workshop) -> None:
     manifest = shop.generations.current()
-    old = {"number": manifest.number, "seq": manifest.seq, "last_chunk": manifest.last_chunk}
+    old: dict[str, object] = {"number": manifest.number, "seq": manifest.seq, "last_chunk": manifest.last_chunk}
     old |= {"embedder": manifest.embedder, "dimensions": manifest.dimensions, "segments": manifest.segments}
     (shop.generations.folder / CURRENT).write_bytes(msgspec.json.encode(old))
     room = another_process(shop)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.knowledge_fixtures import Workshop
+
 
 class SmallDisk:
     def __init__(self, folder: Path) -> None:
@@ -25,6 +27,12 @@ class SmallDisk:
 
     def empty(self) -> None:
         self._filler.unlink()
+
+
+async def add_until_full(shop: Workshop) -> None:
+    """Create collections: what was allocated before is used first."""
+    for number in range(200):
+        await shop.collection(f"more-{number}")
 
 
 @contextmanager
