@@ -22,7 +22,7 @@ async def rebuilt(shop: Workshop, name: str) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-async def test_damage_is_found_by_the_next_verification(tmp_path: Path) -> None:
+async def test_index_verify_interval_is_when_damage_is_found(tmp_path: Path) -> None:
     async with workshop(tmp_path) as shop:
         name = await indexed(shop)
         scrubber = IndexScrubber(shop.writer, 0.05, None, look_s=LOOK_S)

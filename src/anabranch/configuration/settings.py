@@ -67,7 +67,15 @@ class TrackedEnvironment(dict[str, str]):
 PREFIX = "AGGREGATOR_"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
 SWITCHED_SURFACES = ("chat", "query", "rag", "openai", "knowledge", "endpoints", "planner", "mcp", "page")
-SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "verifier_api_key", "redis_url", "otlp_headers")
+SECRET = (
+    "model_api_key",
+    "embedding_api_key",
+    "reranker_api_key",
+    "verifier_api_key",
+    "backup_passphrase",
+    "redis_url",
+    "otlp_headers",
+)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,6 +335,7 @@ def secrets_of(settings: Settings) -> Iterator[str]:
         settings.embedding_api_key,
         settings.reranker_api_key,
         settings.verifier_api_key,
+        settings.backup_passphrase,
     )
     tokens = (endpoint.token for endpoint in (*settings.sources.values(), *settings.models.values()))
     headers = (pair.partition("=")[2] for pair in (settings.otlp_headers or "").split(","))

@@ -357,7 +357,8 @@ class IndexReader:
             except SegmentDamaged:
                 if self._generations.stamp() != stamp:
                     raise StaleSnapshot from None  # a newer generation has replaced the segment
-                self._generations.report(name)
+                if name not in manifest.damaged:
+                    self._generations.report(name)
         self._segments = opened
         beyond = [(part, part.segment.keys > manifest.last_chunk) for part in self._delta]
         self._delta = tuple(
