@@ -56,7 +56,7 @@ def check_records(request: CheckRequest, _: Progress) -> CheckResult:
 
 def _counted(db: Connection) -> str:
     found, chunks = documents.counts(db)
-    return f"{found:,} documents, {chunks:,} chunks"
+    return f"{_number(found, 'document')}, {_number(chunks, 'chunk')}"
 
 
 def check_index(request: CheckRequest, progress: Progress) -> CheckResult:
@@ -73,7 +73,7 @@ def check_index(request: CheckRequest, progress: Progress) -> CheckResult:
     held = sum(len(segment) for segment in segments.values() if segment is not None)
     unchecked = sum(name not in manifest.checksums for name in segments)
     earlier = f", {unchecked} without a checksum: a server of this version rebuilds them" if unchecked else ""
-    checked = f"{len(segments):,} segments, {held:,} chunks{earlier}"
+    checked = f"{_number(len(segments), 'segment')}, {_number(held, 'chunk')}{earlier}"
     return CheckResult(name="index", checked=checked, problems=tuple(problems[:MAX_PROBLEMS]))
 
 
@@ -120,9 +120,9 @@ def _differences(
             other += int((held & ~same).sum())
             progress(min(int(keys[-1]), manifest.last_chunk), manifest.last_chunk)
         if missing:
-            yield f"Segment {name} lacks {missing:,} chunks of the records."
+            yield f"Segment {name} lacks {_number(missing, 'chunk')} of the records."
         if other:
-            yield f"Segment {name} has other vectors than the records for {other:,} chunks."
+            yield f"Segment {name} has other vectors than the records for {_number(other, 'chunk')}."
 
 
 def check_audit(request: CheckRequest, _: Progress) -> CheckResult:
@@ -154,7 +154,7 @@ def check_backups(request: CheckRequest, progress: Progress) -> CheckResult:
         else:
             problems += _backup_problems(file, request)
     skipped = f", {unread} of them encrypted and not read: name their key with --identity" if unread else ""
-    return CheckResult(name="backups", checked=f"{len(files):,} backups{skipped}", problems=tuple(problems))
+    return CheckResult(name="backups", checked=f"{_number(len(files), 'backup')}{skipped}", problems=tuple(problems))
 
 
 def _backup_problems(file: Path, request: CheckRequest) -> Iterator[str]:
@@ -167,6 +167,10 @@ def _backup_problems(file: Path, request: CheckRequest) -> Iterator[str]:
         yield error.message
     except OSError as error:
         yield f"{file} cannot be read ({error.strerror})."
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 # To check one more thing, add it here.

@@ -151,7 +151,7 @@ def test_an_index_that_differs_from_the_records_is_a_problem(run: Run, data: Pat
         db.execute("UPDATE embeddings SET vector = ? WHERE chunk = 4", (vector,))
         db.execute("UPDATE embeddings SET chunk = 6 * 1000 WHERE chunk = 5")
     _, found = checked(run)
-    assert [one.partition(" has ")[2] for one in found["index"]] == ["other vectors than the records for 1 chunks."]
+    assert [one.partition(" has ")[2] for one in found["index"]] == ["other vectors than the records for 1 chunk."]
 
 
 def test_a_segment_that_is_gone_and_records_that_are_no_database_are_problems(run: Run, data: Path) -> None:
