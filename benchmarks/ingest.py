@@ -29,7 +29,7 @@ from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.model import Chunking, Collection, CollectionSettings, NewDocument, Strategy
-from anabranch.knowledge.parse import ParseLimits, Sandbox
+from anabranch.knowledge.parse import ParseLimits, Parsers
 from anabranch.knowledge.records import collections, jobs
 from anabranch.knowledge.records.database import Database, new_id
 from anabranch.models.calibration import MINILM
@@ -168,9 +168,10 @@ async def measured(documents: Sequence[bytes], strategy: Strategy, embedder: Emb
         embedder.tokens = stages.timed("tokenise", embedder.tokens)  # type: ignore[method-assign]
     writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
     writer.fold = stages.timed("fold", writer.fold)  # type: ignore[method-assign]
-    sandbox = Sandbox(ParseLimits())
-    await sandbox.parse(documents[0], "warm.pdf")
-    indexer = Indexer(database, Ingestion(database, embedder, sandbox.parse, _nowhere), writer, retention_days=30)
+    parsers = Parsers(ParseLimits())
+    await parsers.parse(documents[0], "warm.pdf")
+    ingestion = Ingestion(database, embedder, parsers.parse, _nowhere, _in_thread)
+    indexer = Indexer(database, ingestion, writer, retention_days=30)
     collection = _collection(database, embedder.name)
     for begin in range(0, len(documents), 100):
         arrived = [
@@ -179,7 +180,7 @@ async def measured(documents: Sequence[bytes], strategy: Strategy, embedder: Emb
         chunking = Chunking(strategy=strategy, size=embedder.window, overlap=50)
         database.writing(lambda db, a=arrived, c=chunking: jobs.create(db, collection, "", a, c))
     stages.cpu_s.clear()
-    parser = psutil.Process(sandbox.pid)
+    parser = psutil.Process(parsers.pids[0])
     began, cpu, parsing, loop = time.monotonic(), time.process_time(), _cpu(parser), time.thread_time()
     with stages.threads():
         work = asyncio.create_task(indexer.run())
@@ -194,7 +195,7 @@ async def measured(documents: Sequence[bytes], strategy: Strategy, embedder: Emb
     if not isinstance(embedder, Precomputed):
         spent["embed"] = time.process_time() - cpu - sum(spent.values()) + spent["parse"]
     chunks = database.reading(_counted)
-    await sandbox.close()
+    await parsers.close()
     database.close()
     return Measured(len(documents), chunks, wall_s, spent)
 
@@ -215,6 +216,10 @@ def _collection(database: Database, embedder: str) -> Collection:
     made = database.writing(lambda db: collections.create(db, owner="", name="all", description="", settings=settings))
     assert made is not None
     return made
+
+
+async def _in_thread(work: Callable[..., Any], *args: Any) -> Any:
+    return await asyncio.to_thread(work, *args)  # which `threads` replaces
 
 
 async def _nowhere(url: str) -> Fetched:

@@ -21,7 +21,7 @@ from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.indexer import indexer
 from anabranch.app.questions import Options, SearchScope
 from anabranch.configuration.settings import load
-from anabranch.domain.contracts import Embedder, Outbound
+from anabranch.domain.contracts import Embedder, Outbound, RunInThread
 from anabranch.domain.model import QUERY
 from anabranch.knowledge.model import Caller, Chunking, NewDocument
 from anabranch.knowledge.records import keys, queries
@@ -180,9 +180,9 @@ async def test_embedding_relevance_is_the_score(server: ModelServer) -> None:
 async def test_embedding_threads_are_for_the_indexer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
 
-    def recorded(settings: Settings, outbound: Outbound, *, threads: int = 1) -> Embedder:
+    def recorded(settings: Settings, outbound: Outbound, *, threads: int, run: RunInThread) -> Embedder:
         given.append(threads)
-        return embedder_for(settings, outbound, threads=threads)
+        return embedder_for(settings, outbound, threads=threads, run=run)
 
     monkeypatch.setattr("anabranch.app.indexer.embedder_for", recorded)
     async with indexer(loaded(DATA_DIR=str(tmp_path), EMBEDDING_THREADS="3")):

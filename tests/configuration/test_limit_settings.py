@@ -1,12 +1,14 @@
 """The settings that limit what one caller may hold. Callers on this machine, as here, may hold four times as much."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from anabranch.entrypoints.cli.resources import alone
 from conftest import Server
 from support.environment import served
 from support.step_requests import begin, push, until
@@ -88,3 +90,67 @@ async def test_caller_stream_memory_limits_the_streams_of_one_caller() -> None:
         assert (status, said["error"]) == (503, "streams_full")
         assert "AGGREGATOR_CALLER_STREAM_MEMORY" in said["message"]
         assert 0 < (await limit(server, "stream_bytes"))["used"] < WEIGHT * 20_000
+
+
+@pytest.mark.parametrize(
+    ("setting", "most", "name", "allowed"),
+    [
+        ("CALLER_PENDING_DOCUMENTS", "1", "pending_documents", "4 documents"),
+        ("CALLER_PENDING_BYTES", "10", "pending_bytes", "40 bytes of documents"),
+    ],
+)
+async def test_caller_pending_documents_and_caller_pending_bytes_limit_what_waits(
+    tmp_path: Path, setting: str, most: str, name: str, allowed: str
+) -> None:
+    """Nothing is processed: the lock of the folder is taken."""
+    tmp_path.joinpath("data").mkdir()
+    with alone(tmp_path / "data"):
+        async with served(DATA_DIR=str(tmp_path / "data"), **{setting: most}) as server:
+            assert (await limit(server, name))["used"] == 0
+            assert (await server.post("/v1/collections", {"name": "notes"}))[0] == 201
+            for number in range(WEIGHT):
+                assert (await ingest(server, f"{number:010}"))[0] == 200
+            status, said, headers = await ingest(server, "too much")
+            assert (status, said["error"], said["details"]["limit"]) == (429, "rate_limited", name)
+            assert f"your limit of {allowed} that are not processed yet (AGGREGATOR_{setting})" in said["message"]
+            assert headers["Retry-After"] == "1"
+            found = await limit(server, name)
+            assert found["used"] == found["allowed"] == int(most) * WEIGHT
+            assert found["setting"] == f"AGGREGATOR_{setting}"
+
+
+async def test_caller_collections_limits_what_one_caller_owns(tmp_path: Path) -> None:
+    async with served(DATA_DIR=str(tmp_path), CALLER_COLLECTIONS="1") as server:
+        for number in range(WEIGHT):
+            assert (await server.post("/v1/collections", {"name": f"notes {number}"}))[0] == 201
+        status, said, _ = await server.post("/v1/collections", {"name": "one more"})
+        assert (status, said["error"], said["details"]["limit"]) == (403, "forbidden", "collections")
+        assert "your limit of 4 collections (AGGREGATOR_CALLER_COLLECTIONS). Delete some" in said["message"]
+        assert (await limit(server, "collections"))["used"] == WEIGHT
+
+
+@pytest.mark.parametrize(
+    ("setting", "most", "name", "allowed"),
+    [
+        ("CALLER_DOCUMENTS", "1", "documents", "4 stored documents"),
+        ("CALLER_STORED_BYTES", "10", "stored_bytes", "40 bytes of stored documents"),
+    ],
+)
+async def test_caller_documents_and_caller_stored_bytes_limit_what_is_stored(
+    tmp_path: Path, setting: str, most: str, name: str, allowed: str
+) -> None:
+    """Documents that are not processed yet count: the lock of the folder is taken."""
+    tmp_path.joinpath("data").mkdir()
+    with alone(tmp_path / "data"):
+        async with served(DATA_DIR=str(tmp_path / "data"), **{setting: most}) as server:
+            assert (await server.post("/v1/collections", {"name": "notes"}))[0] == 201
+            for number in range(WEIGHT):
+                assert (await ingest(server, f"{number:010}"))[0] == 200
+            status, said, _ = await ingest(server, "too much")
+            assert (status, said["error"], said["details"]["limit"]) == (403, "forbidden", name)
+            assert f"your limit of {allowed} (AGGREGATOR_{setting}). Delete some" in said["message"]
+
+
+async def ingest(server: Server, content: str) -> tuple[int, dict[str, Any], Mapping[str, str]]:
+    document = {"source": {"type": "text", "content": content}}
+    return await server.post("/v1/ingest", {"collection_id": "notes", "documents": [document]})

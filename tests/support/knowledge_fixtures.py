@@ -7,6 +7,7 @@ from typing import Any
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.model import Filters, Passage, Query
+from anabranch.domain.shares import Limit
 from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.index.writer import IndexWriter
@@ -54,6 +55,7 @@ class Workshop:
         embedder: Embedder | None = None,
         pages: Mapping[str, bytes] | None = None,
         default_visibility: DefaultVisibility | None = "public",
+        limits: Mapping[str, Limit] | None = None,
     ) -> None:
         self.folder = folder
         self.embedder = embedder or FakeEmbedder()
@@ -69,6 +71,7 @@ class Workshop:
             searcher=searcher,
             embedder=self.embedder,
             default_visibility=default_visibility,
+            limits=limits,
         )
         self._pages = pages or {}
         ingestion = Ingestion(self.database, self.embedder, self._parse, self._fetch)

@@ -103,6 +103,10 @@ class Turnstile:
         pass
 
 
+async def _nothing(_: str) -> dict[str, float]:
+    return {}
+
+
 async def _no_keys() -> set[str]:
     return set()
 
@@ -116,7 +120,7 @@ class House:
         self.revocations = Revocations(_no_keys)
         self.refusals: Counter[str] = Counter()
         self.runs = self
-        self.limits = CallerLimits({}, {}, lambda _: 0)
+        self.limits = CallerLimits({}, {}, lambda _: 0, _nothing)
         self.timing = Timing()
 
     def rejected(self, surface: str, code: str) -> None:

@@ -1,10 +1,11 @@
 """The indexer process: it reads its settings from the first line of standard input and stops when that closes."""
 
 import asyncio
+import math
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,47 +21,67 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import SERVER, acting, on_this_machine
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError, UpstreamError
+from anabranch.domain.shares import Limit
 from anabranch.knowledge.disk import LEAST_FREE, NO_SPACE, is_nearly_full, keep_reserve
 from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.model import Unprocessable
-from anabranch.knowledge.parse import ParseLimits, Sandbox
+from anabranch.knowledge.parse import ParseLimits, Parsers
+from anabranch.knowledge.parse.confinement import APPLIED
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import NAME, Database, DiskFull
 from anabranch.models.factory import embedder_for
+from anabranch.policies.fair_threads import FairThreads
 from anabranch.telemetry.log import Log, configured_log
 
 FETCH_S = 60.0
 NICE = 5
 LOOK_S = 1.0
+# Threads that chunk: an owner has two at a time.
+CHUNKING = Limit(
+    name="chunking",
+    description="documents that are chunked at once",
+    each=2,
+    total=8,
+    waiting=math.inf,
+    queued=math.inf,
+)
 
 
 @asynccontextmanager
-async def indexer(settings: Settings, log: Log | None = None) -> AsyncIterator[Indexer]:
-    """An indexer for the data folder; the caller holds the folder's lock."""
+async def indexer(
+    settings: Settings, confined: Callable[[Mapping[str, str]], None] = lambda _: None, log: Log | None = None
+) -> AsyncIterator[Indexer]:
+    """An indexer for the data folder; the caller holds the folder's lock. `confined` gets the restrictions of the first
+    parser process, and `log` what is damaged."""
     folder = folder_of(settings)
     database = Database.open(folder)
-    sandbox = Sandbox(
+    parsers = Parsers(
         ParseLimits(
             max_bytes=settings.max_document_bytes,
             max_pages=settings.max_document_pages,
             max_expanded=settings.max_document_expansion,
             timeout_s=settings.parse_timeout,
-        )
+        ),
+        started=confined,
     )
+    embedding, chunking = FairThreads.of(settings.embedding_threads, "embedding"), FairThreads(CHUNKING)
     try:
         # Documents and embeddings come over one client; the parser has its own limit for documents.
         async with outbound_for(settings, max(settings.max_document_bytes, settings.max_reply_bytes)) as outbound:
-            embedder = embedder_for(settings, outbound, threads=settings.embedding_threads)
+            embedder = embedder_for(settings, outbound, threads=settings.embedding_threads, run=embedding.run)
             database.reading(lambda db: documents.check_embedder(db, embedder.name))
-            ingestion = Ingestion(database, embedder, sandbox.parse, partial(fetch_document, outbound))
+            fetch = partial(fetch_document, outbound)
+            ingestion = Ingestion(database, embedder, parsers.parse, fetch, chunking.run)
             writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
             erase = eraser_for(settings, database, writer).erase_due
             async with scrubbing(writer, settings.index_verify_interval, log):
                 yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days, erase=erase)
     finally:
-        await sandbox.close()
+        await parsers.close()
+        embedding.close(wait=False)
+        chunking.close(wait=False)
         database.close()
 
 
@@ -115,9 +136,15 @@ def means_full(error: BaseException | None) -> bool:
     return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in NO_SPACE)
 
 
+def log_missing(log: Log, restrictions: Mapping[str, str]) -> None:
+    """Log what the kernel or the user of this process does not permit to take from parsers."""
+    if missing := {name: reason for name, reason in restrictions.items() if reason != APPLIED}:
+        log.warning("parser_restrictions_missing", restrictions=missing)
+
+
 async def run(settings: Settings, log: Log) -> None:
     acting.set(partial(on_this_machine, "indexer", SERVER))
-    async with indexer(settings, log) as opened, reading_audit_log(settings, log):
+    async with indexer(settings, partial(log_missing, log), log) as opened, reading_audit_log(settings, log):
         work = asyncio.create_task(when_there_is_room(folder_of(settings), opened.run, log))
         loop = asyncio.get_running_loop()
 

@@ -23,6 +23,7 @@ from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.records.erasures import ErasureTimes
 from anabranch.knowledge.supervisor import supervised
 from anabranch.models.factory import LocalEmbedder, embedder_for, reranker_for
+from anabranch.policies.limits import limits_of
 from anabranch.policies.resilience import Resilience
 from anabranch.telemetry.log import Log
 
@@ -142,6 +143,7 @@ class KnowledgeOpener:
             embedder=embedder,
             erasure_times=times_of(self._settings),
             default_visibility=self._settings.default_visibility,
+            limits=limits_of(self._settings),
         )
         if self._indexing and self._settings.embedding_url is None:
             self._warming = asyncio.create_task(_warm(knowledge, self.embedder))

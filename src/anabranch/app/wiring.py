@@ -188,7 +188,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             key_use=key_use,
             refusals=refusals,
             streams=streams,
-            limits=CallerLimits(policies.limits, policies.shares, streams.bytes_held_by),
+            limits=_limits(policies, streams, knowledge),
             readiness=Readiness(knowledge, folder_of(settings)),
             servers=servers,
             catalog=catalog,
@@ -321,6 +321,15 @@ def _recordings(
     if settings.recordings_dir is None or not role.streaming:
         return None
     return RecordingFolder(settings, Path(settings.recordings_dir), recorded, telemetry)
+
+
+def _limits(policies: Policies, streams: EventStreams, knowledge: KnowledgeOpener) -> CallerLimits:
+    return CallerLimits(policies.limits, policies.shares, streams.bytes_held_by, partial(_in_records, knowledge))
+
+
+async def _in_records(knowledge: KnowledgeOpener, owner: str) -> Mapping[str, float]:
+    opened = await knowledge.existing()
+    return {} if opened is None else await opened.held(owner)
 
 
 async def _credentials(knowledge: KnowledgeOpener) -> set[str]:

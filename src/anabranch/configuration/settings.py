@@ -179,6 +179,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     caller_response_bytes: Bytes = 64 * 1024 * 1024
     max_response_bytes: Bytes = 256 * 1024 * 1024
     caller_steps: Count = 2_500
+    caller_pending_documents: Count = 10_000
+    caller_pending_bytes: Bytes = 1024 * 1024 * 1024
+    caller_collections: Count = 1_000
+    caller_documents: Count = 1_000_000
+    caller_stored_bytes: Bytes = 20 * 1024 * 1024 * 1024
     caller_stream_memory: Bytes = 64 * 1024 * 1024
     model_retries: Few = 2
     retry_budget: Share = 0.2

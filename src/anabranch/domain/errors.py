@@ -101,6 +101,10 @@ class Forbidden(AnabranchError):
     code = "forbidden"
 
 
+class QuotaReached(Forbidden):
+    pass
+
+
 class NotFound(AnabranchError):
     code = "not_found"
 
@@ -115,10 +119,6 @@ class RateLimited(AnabranchError):
 
 class LimitReached(RateLimited):
     pass
-
-
-class QuotaReached(AnabranchError):
-    code = "quota_reached"
 
 
 class Overloaded(AnabranchError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise, takewhile
 from typing import NamedTuple, assert_never
 
-from anabranch.domain.contracts import Embedder
+from anabranch.domain.contracts import Embedder, RunInThread
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.model import Block, BlockKind, Chunking, Parsed, Piece
 from anabranch.text.sentences import Span, items, lines, sentences, trim
@@ -313,7 +313,9 @@ def effective(chunking: Chunking, embedder: Embedder) -> Chunking:
     return Chunking(strategy=chunking.strategy, size=size, overlap=max(0, min(chunking.overlap, size // 2)))
 
 
-async def chunk(parsed: Parsed, chunking: Chunking, embedder: Embedder) -> tuple[Piece, ...]:
+async def chunk(
+    parsed: Parsed, chunking: Chunking, embedder: Embedder, run: RunInThread = asyncio.to_thread
+) -> tuple[Piece, ...]:
     """The pieces in order of their start, each within the effective size. Together they cover all text."""
     text = parsed.text
     blocks = [block for block in parsed.blocks if trim(text, block.start, block.end) is not None]
@@ -322,17 +324,17 @@ async def chunk(parsed: Parsed, chunking: Chunking, embedder: Embedder) -> tuple
     sizes = effective(chunking, embedder)
     span = trim(text, blocks[0].start, blocks[-1].end)
     assert span is not None
-    ruler = await asyncio.to_thread(TokenLengths, text, *span, embedder, sizes.size)
+    ruler = await run(TokenLengths, text, *span, embedder, sizes.size)
     match sizes.strategy:
         case "fixed":
-            windows = await asyncio.to_thread(_fixed, ruler, span, sizes)
+            windows = await run(_fixed, ruler, span, sizes)
         case "sentence":
-            windows = await asyncio.to_thread(_sentence, ruler, blocks, sizes)
+            windows = await run(_sentence, ruler, blocks, sizes)
         case "semantic":
-            windows = await _semantic(ruler, blocks, sizes, embedder)
+            windows = await _semantic(ruler, blocks, sizes, embedder, run)
         case _:
             assert_never(sizes.strategy)
-    return await asyncio.to_thread(_pieces, windows, blocks)
+    return await run(_pieces, windows, blocks)
 
 
 def _fixed(ruler: TokenLengths, span: Span, sizes: Chunking) -> list[Window]:
@@ -348,13 +350,15 @@ def _sentence(ruler: TokenLengths, blocks: Sequence[Block], sizes: Chunking) -> 
     return [window for section in _sections(ruler, blocks, sizes) for window in Packer(ruler, section, sizes)]
 
 
-async def _semantic(ruler: TokenLengths, blocks: Sequence[Block], sizes: Chunking, embedder: Embedder) -> list[Window]:
-    sections = await asyncio.to_thread(_sections, ruler, blocks, sizes)
+async def _semantic(
+    ruler: TokenLengths, blocks: Sequence[Block], sizes: Chunking, embedder: Embedder, run: RunInThread
+) -> list[Window]:
+    sections = await run(_sections, ruler, blocks, sizes)
     prose = [_prose(ruler, section, sizes) for section in sections]
     spans = [section[index] for section, indices in zip(sections, prose, strict=True) for index in indices]
     read = await embedder.embed([ruler.text[unit.start : unit.end] for unit in spans]) if spans else ()
     threshold = embedder.calibration.topic_threshold
-    return await asyncio.to_thread(_windows_by_topic, ruler, sections, prose, read, sizes, threshold)
+    return await run(_windows_by_topic, ruler, sections, prose, read, sizes, threshold)
 
 
 def _windows_by_topic(

@@ -2,6 +2,8 @@
 the only process that does this and that writes the index; it holds the lock of the data folder."""
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
@@ -12,9 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from anabranch.domain.audit import OPERATOR, USER, Actor, acting
-from anabranch.domain.contracts import Embedder
+from anabranch.domain.contracts import Embedder, RunInThread
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Embedding
+from anabranch.domain.shares import Claimant, Limit, claimant
 from anabranch.knowledge.chunking import chunk
 from anabranch.knowledge.index.writer import FOLD_ROWS, FOLD_S, IndexWriter
 from anabranch.knowledge.model import (
@@ -32,7 +35,8 @@ from anabranch.knowledge.model import (
 )
 from anabranch.knowledge.records import collections, documents, jobs, queries
 from anabranch.knowledge.records.database import Connection, Database
-from anabranch.knowledge.records.jobs import Claim, Hold
+from anabranch.knowledge.records.jobs import Claim, Hold, Lane
+from anabranch.policies.shares import Share
 
 # Raise it when the same bytes give other chunks than before, so that they are chunked again.
 VERSION = 3
@@ -40,7 +44,14 @@ TOPIC_THRESHOLD = 0.35
 MAX_TITLE = 200
 POLL_S = 0.1
 CLAIM_LIMIT = 16
-INGEST_TASKS = 2
+# Batches of files that are processed at once: of one owner, so that one is parsed while the other is embedded, and of
+# all. An owner's second batch starts while fewer than half of all run. URLs are processed one by one.
+BATCHES_EACH = 2
+BATCHES = 16
+URLS_EACH = 8
+URLS = 32
+# More than all batches together: what is chunked, embedded and stored alone takes so many units.
+ALONE = 64
 IDLE_S = 3.0
 DELETE_EXPIRED_S = 3_600.0
 ERASE_POLL_S = 0.5
@@ -53,6 +64,15 @@ class Fetched(NamedTuple):
 
 Parse = Callable[[bytes, str | None, str | None], Awaitable[Parsed]]
 Fetch = Callable[[str], Awaitable[Fetched]]
+
+
+class Unchunked(NamedTuple):
+    """A parsed document."""
+
+    parsed: Parsed
+    content_hash: str
+    recipe: str
+    size: int
 
 
 class Chunked(NamedTuple):
@@ -73,11 +93,19 @@ Prepared = Chunked | AlreadyStored | AnabranchError
 
 
 class Ingestion:
-    def __init__(self, database: Database, embedder: Embedder, parse: Parse, fetch: Fetch) -> None:
+    """Processes items; what runs in threads runs with `run`, for the owner of the items."""
+
+    def __init__(
+        self, database: Database, embedder: Embedder, parse: Parse, fetch: Fetch, run: RunInThread = asyncio.to_thread
+    ) -> None:
         self._database = database
         self._embedder = embedder
         self._parse = parse
         self._fetch = fetch
+        self._run = run
+        self._working = Share(
+            Limit(name="batches", description="batches at once", total=ALONE, waiting=math.inf, queued=math.inf)
+        )
 
     async def warm(self) -> None:
         """Load the embedder before anything is claimed. If it cannot be loaded, each document fails on its own."""
@@ -85,8 +113,20 @@ class Ingestion:
             await asyncio.to_thread(self._embedder.tokens, "")
 
     async def process(self, claims: Sequence[Claim]) -> None:
-        """Process some items and record the outcome of each."""
-        prepared = await asyncio.gather(*(self._prepare(claim) for claim in claims))
+        """Process some items of one lane and record the outcome of each."""
+        before = claimant.set(Claimant(name=claims[0].owner))
+        try:
+            read = await asyncio.gather(*(self._read(claim) for claim in claims))
+            retried = [claim.key for claim in claims if claim.attempts]
+            async with self._working.turn(ALONE if retried else 1):
+                for key in retried:
+                    await self._database.write(partial(jobs.mark_alone, item=key))
+                await self._store(claims, read)
+        finally:
+            claimant.reset(before)
+
+    async def _store(self, claims: Sequence[Claim], read: Sequence[Unchunked | AlreadyStored | AnabranchError]) -> None:
+        prepared: list[Prepared] = await asyncio.gather(*map(self._chunked, claims, read))
         chunked = [one for one in prepared if isinstance(one, Chunked)]
         texts = [one.draft.content[piece.start : piece.end] for one in chunked for piece in one.pieces]
         try:
@@ -110,8 +150,8 @@ class Ingestion:
 
         await self._database.write(commit)
 
-    async def _prepare(self, claim: Claim) -> Prepared:
-        """The claim parsed and chunked, the document that is stored already, or the error that fails this document."""
+    async def _read(self, claim: Claim) -> Unchunked | AlreadyStored | AnabranchError:
+        """The claim fetched and parsed, the document that is stored already, or the error that fails this document."""
         try:
             data, media_type = claim.arrived.data, claim.arrived.media_type
             if claim.arrived.source == "url":
@@ -123,13 +163,18 @@ class Ingestion:
             )
             if stored is not None:
                 return stored
-            parsed = await self._parse(data, _filename(claim), media_type)
-            pieces = await chunk(parsed, claim.chunking, self._embedder)
-            if not pieces:
-                return Unprocessable("The document holds no text.")
-            return Chunked(_draft(claim, parsed, content_hash, recipe, len(data)), pieces)
+            return Unchunked(await self._parse(data, _filename(claim), media_type), content_hash, recipe, len(data))
         except AnabranchError as error:
             return error
+
+    async def _chunked(self, claim: Claim, read: Unchunked | AlreadyStored | AnabranchError) -> Prepared:
+        if not isinstance(read, Unchunked):
+            return read
+        try:
+            pieces = await chunk(read.parsed, claim.chunking, self._embedder, self._run)
+        except AnabranchError as error:
+            return error
+        return Chunked(_draft(claim, read), pieces) if pieces else Unprocessable("The document holds no text.")
 
 
 def recipe_of(chunking: Chunking, embedder: Embedder) -> str:
@@ -189,8 +234,8 @@ def permissions_for(collection: Collection, arrived: NewDocument, stored: Stored
     return arrived.permissions.of_document(collection).narrowed(stored.permissions.of_document(collection))
 
 
-def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: int) -> DocumentDraft:
-    arrived = claim.arrived
+def _draft(claim: Claim, read: Unchunked) -> DocumentDraft:
+    arrived, parsed = claim.arrived, read.parsed
     found = {"author": parsed.author, "created_date": parsed.created_date, "tags": list(parsed.tags) or None}
     metadata = {name: value for name, value in found.items() if value is not None} | dict(arrived.metadata)
     title = _given_title(arrived) or parsed.title or arrived.filename or arrived.url
@@ -205,14 +250,14 @@ def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: i
         connector_id=arrived.connector_id,
         title=str(title or _first_words(parsed.text))[:MAX_TITLE],
         content=parsed.text,
-        content_hash=content_hash,
-        recipe=recipe,
+        content_hash=read.content_hash,
+        recipe=read.recipe,
         metadata=metadata,
         permissions=permissions_for(claim.collection, arrived, None),
         day=day_of(metadata),
         pages=parsed.pages,
         page_starts=_page_starts(parsed),
-        size=size,
+        size=read.size,
     )
 
 
@@ -288,8 +333,7 @@ def _complete(db: Connection, claim: Claim, outcome: Outcome, stored: StoredDocu
 
 
 class Indexer:
-    """Two ingestion tasks, so that one parses while the other embeds, a task that updates the index, and one that calls
-    `erase`."""
+    """Ingests documents, lane by lane in turn; updates the index; and calls `erase`."""
 
     def __init__(
         self,
@@ -305,17 +349,18 @@ class Indexer:
         self._writer = writer
         self._retention_days = retention_days
         self._erase = erase
-        self._busy = 0
         self._held: set[Hold] = set()
-        self._claiming = asyncio.Lock()
+        # How many batches of each lane are processed; the lanes that had a turn, the latest one last.
+        self._running: Counter[Lane] = Counter()
+        self._served: dict[Lane, None] = {}
+        self._finished = asyncio.Event()
 
     async def run(self) -> None:
         """Run until cancelled; claimed items are then released."""
         await self._database.write(jobs.recover)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for _ in range(INGEST_TASKS):
-                    tasks.create_task(self._ingest())
+                tasks.create_task(self._ingest(tasks))
                 tasks.create_task(self._update_index())
                 tasks.create_task(self._delete_expired())
                 tasks.create_task(self._erase_deleted())
@@ -330,47 +375,66 @@ class Indexer:
             pass
         await asyncio.to_thread(self._writer.fold)
 
-    async def _ingest(self) -> None:
+    async def _ingest(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            if not await self._step():
-                await asyncio.sleep(POLL_S)
+            self._finished.clear()
+            for claims in (claimed := await self._claim()):
+                tasks.create_task(self._process(claims))
+            if not claimed:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._finished.wait(), POLL_S)
 
     async def _step(self) -> bool:
-        """Ingest some documents; False if none can be claimed now."""
-        async with self._claiming:  # otherwise both tasks would examine the same rows
-            if not self._database.reading(jobs.is_pending):
-                return False
-            await self._ingestion.warm()
-            claims = await self._database.write(partial(jobs.claim, limit=CLAIM_LIMIT, held=self._held))
-            if not claims:
-                return not self._held
-            if any(claim.attempts for claim in claims):
-                # Under the lock, so that it runs alone: if the process dies again, this document is the cause.
-                await self._process(claims)
-                return True
-            self._held.update(*(claim.holds for claim in claims))
-        try:
-            await self._process(claims)
-        finally:
-            self._held.difference_update(*(claim.holds for claim in claims))
-        return True
+        """Ingest the next documents of every lane; False if none wait."""
+        claimed = await self._claim()
+        await asyncio.gather(*map(self._process, claimed))
+        return bool(claimed) or self._database.reading(jobs.is_pending)
+
+    async def _claim(self) -> list[list[Claim]]:
+        """The next batch of each lane that has room, beginning with those that process least and waited longest."""
+        waiting = self._database.reading(jobs.lanes)
+        if not waiting:
+            return []
+        await self._ingestion.warm()
+        turns = {lane: number for number, lane in enumerate(self._served)}
+        claimed = []
+        for lane in sorted(waiting, key=lambda lane: (self._running[lane], turns.get(lane, -1))):
+            if not self._has_room(lane):
+                continue
+            limit = 1 if lane.is_url else CLAIM_LIMIT
+            claims = await self._database.write(partial(jobs.claim, limit=limit, held=self._held, lane=lane))
+            if claims:
+                claimed.append(claims)
+                self._held.update(*(claim.holds for claim in claims))
+                self._running[lane] += 1
+                self._served.pop(lane, None)
+                self._served[lane] = None
+        self._served = {lane: None for lane in self._served if lane in waiting}
+        return claimed
+
+    def _has_room(self, lane: Lane) -> bool:
+        each, most = (URLS_EACH, URLS) if lane.is_url else (BATCHES_EACH, BATCHES)
+        running = sum(count for other, count in self._running.items() if other.is_url == lane.is_url)
+        return running < most if not self._running[lane] else self._running[lane] < each and running < most // 2
 
     async def _process(self, claims: Sequence[Claim]) -> None:
-        self._busy += 1
         try:
             await self._ingestion.process(claims)
         except BaseException:
             await self._database.write(partial(jobs.release, items=[claim.key for claim in claims]))
             raise
         finally:
-            self._busy -= 1
+            self._held.difference_update(*(claim.holds for claim in claims))
+            self._running.subtract([claims[0].lane])
+            self._running += Counter()  # drops lanes that process nothing
+            self._finished.set()
 
     async def _update_index(self) -> None:
         """Update the index when enough chunks wait, the oldest is old enough, or when idle; then compact it."""
         idle_s, compacted = 0.0, False
         while True:
             rows, age_s = await asyncio.to_thread(self._writer.unindexed)
-            idle_s = 0.0 if self._busy else idle_s + POLL_S
+            idle_s = 0.0 if self._running else idle_s + POLL_S
             if rows and (rows >= FOLD_ROWS or age_s >= FOLD_S or idle_s >= IDLE_S):
                 await asyncio.to_thread(self._writer.fold)
                 compacted = False

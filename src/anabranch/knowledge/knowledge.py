@@ -12,6 +12,7 @@ from anabranch.domain.audit import Actor, AuditEntry, AuditFilter, AuditRecord
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Filters, Passage, Query, Value
+from anabranch.domain.shares import Limit
 from anabranch.knowledge import key_requests, lookup
 from anabranch.knowledge.chunking import effective
 from anabranch.knowledge.collection_names import checked_name
@@ -32,6 +33,7 @@ from anabranch.knowledge.model import (
     StoredChunk,
     StoredDocument,
 )
+from anabranch.knowledge.owner_limits import OwnerLimits
 from anabranch.knowledge.records import audit, collections, documents, erasures, jobs, keys, queries
 from anabranch.knowledge.records.collections import PublishedEndpoint
 from anabranch.knowledge.records.database import Connection, Database
@@ -80,6 +82,7 @@ class Knowledge:
         embedder: Embedder,
         default_visibility: DefaultVisibility | None = None,
         erasure_times: ErasureTimes = ErasureTimes(),  # noqa: B008  frozen
+        limits: Mapping[str, Limit] | None = None,
     ) -> None:
         self._default_visibility = default_visibility
         self._database = database
@@ -87,6 +90,7 @@ class Knowledge:
         self._searcher = searcher
         self._embedder = embedder
         self._erasure_times = erasure_times
+        self._limits = OwnerLimits(limits or {})
 
     async def search(self, query: Query, caller: Caller, source: str | None = None) -> list[Passage]:
         return (await self.find(query, caller, source)).passages
@@ -131,6 +135,7 @@ class Knowledge:
         limited = effective(chunking, self._embedder)
 
         def write(db: Connection) -> Collection | None:
+            self._limits.check_collection(db, caller.owner)
             unsaid = Permissions(visibility=self._default_visibility or collections.default_visibility(db))
             settings = CollectionSettings(
                 embedding_model=self._embedder.name,
@@ -221,7 +226,16 @@ class Knowledge:
         for number, document in enumerate(arrived):
             check_metadata(document.metadata, f"documents[{number}].metadata")
         chosen = self._chunking(found, chunking)
-        return await self._database.write(lambda db: jobs.create(db, found, caller.owner, arrived, chosen))
+
+        def write(db: Connection) -> str:
+            self._limits.check_documents(db, found, caller.owner, arrived)
+            return jobs.create(db, found, caller.owner, arrived, chosen)
+
+        return await self._database.write(write)
+
+    async def held(self, owner: str) -> Mapping[str, float]:
+        """What an owner has in the records, by the names of its limits."""
+        return await self._database.read(lambda db: self._limits.held(db, owner))
 
     async def job(self, caller: Caller, identifier: str) -> Job:
         found = await self._database.read(lambda db: jobs.by_id(db, identifier))
@@ -287,6 +301,7 @@ class Knowledge:
                     f"The upload of {failed.document.title!r} is no longer kept: at most "
                     f"{jobs.MAX_FAILED_BYTES >> 20} MB of failed documents are. Send the document again."
                 )
+            self._limits.check_waiting(db, failed.owner, 1, failed.size)
             return jobs.retry(db, failed, collection, effective(failed.chunking, self._embedder))
 
         return await self._database.write(write)

@@ -15,8 +15,8 @@ WAITING = 64
 
 
 def limits_of(settings: Settings) -> dict[str, Limit]:
-    """What callers may hold while their requests run, and of kept streams."""
-    limits = (*_of_requests(settings), *_of_streams(settings))
+    """What callers may hold while their requests run, of kept streams, and of the records."""
+    limits = (*_of_requests(settings), *_of_streams(settings), *_of_pending(settings), *_of_stored(settings))
     return {limit.name: limit for limit in limits}
 
 
@@ -91,5 +91,47 @@ def _of_streams(settings: Settings) -> tuple[Limit, ...]:
             unit="bytes",
             each=settings.caller_stream_memory,
             setting=f"{PREFIX}CALLER_STREAM_MEMORY",
+        ),
+    )
+
+
+def _of_pending(settings: Settings) -> tuple[Limit, ...]:
+    return (
+        Limit(
+            name="pending_documents",
+            description="documents that are not processed yet",
+            each=settings.caller_pending_documents,
+            setting=f"{PREFIX}CALLER_PENDING_DOCUMENTS",
+        ),
+        Limit(
+            name="pending_bytes",
+            description="documents that are not processed yet",
+            unit="bytes",
+            each=settings.caller_pending_bytes,
+            setting=f"{PREFIX}CALLER_PENDING_BYTES",
+        ),
+    )
+
+
+def _of_stored(settings: Settings) -> tuple[Limit, ...]:
+    return (
+        Limit(
+            name="collections",
+            description="collections",
+            each=settings.caller_collections,
+            setting=f"{PREFIX}CALLER_COLLECTIONS",
+        ),
+        Limit(
+            name="documents",
+            description="stored documents",
+            each=settings.caller_documents,
+            setting=f"{PREFIX}CALLER_DOCUMENTS",
+        ),
+        Limit(
+            name="stored_bytes",
+            description="stored documents",
+            unit="bytes",
+            each=settings.caller_stored_bytes,
+            setting=f"{PREFIX}CALLER_STORED_BYTES",
         ),
     )

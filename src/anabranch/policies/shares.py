@@ -302,23 +302,34 @@ class Share:
                 return
 
     def _refuse(self, account: Account) -> NoReturn:
-        limit = self.limit
-        raise LimitReached(
-            f"You have reached your limit of {quantity(account.bound, limit.unit)} {limit.description}"
-            f"{_in_brackets(limit.setting)}. Try again when some of them have ended.",
-            limit=limit.name,
-            allowed=round(account.bound),
-            retry_after_s=RETRY_AFTER_S,
-        )
+        raise limit_reached(self.limit, account.bound)
 
     def _overloaded(self) -> NoReturn:
         limit = self.limit
         raise Overloaded(
-            f"The server is at its limit of {quantity(limit.total, limit.unit)} {limit.description}"
+            f"The server is at its limit of {_described(limit, limit.total)}"
             f"{_in_brackets(limit.total_setting)}; try again in a moment.",
             limit=limit.name,
             retry_after_s=RETRY_AFTER_S,
         )
+
+
+def limit_reached(limit: Limit, bound: float) -> LimitReached:
+    """The error of a caller that holds all that it may."""
+    return LimitReached(
+        f"{reached(limit, bound)}. Try again when some of them have ended.",
+        limit=limit.name,
+        allowed=round(bound),
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def reached(limit: Limit, bound: float) -> str:
+    return f"You have reached your limit of {_described(limit, bound)}{_in_brackets(limit.setting)}"
+
+
+def _described(limit: Limit, bound: float) -> str:
+    return f"{quantity(bound, limit.unit)} {'of ' if limit.unit else ''}{limit.description}"
 
 
 def _in_brackets(setting: str) -> str:

@@ -146,12 +146,6 @@ async def test_closing_ends_the_child_and_its_file(sandbox: Sandbox) -> None:
         await sandbox.parse(b"late", "a.txt")
 
 
-async def test_the_child_has_none_of_the_parents_secrets(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANABRANCH_TEST_SECRET", "hidden")
-    await sandbox.parse(b"one", "a.txt")
-    assert "ANABRANCH_TEST_SECRET" not in psutil.Process(sandbox.pid).environ()
-
-
 PARENT = """
 import asyncio, sys
 from anabranch.knowledge.parse import ParseLimits, Sandbox

@@ -17,7 +17,15 @@ from rich.text import Text
 
 from anabranch.app.knowledge_opener import folder_of
 from anabranch.configuration.settings import Settings
-from anabranch.domain.errors import AnabranchError, ConfigurationError, Conflict, InternalError, NotFound, UpstreamError
+from anabranch.domain.errors import (
+    AnabranchError,
+    ConfigurationError,
+    Conflict,
+    InternalError,
+    LimitReached,
+    NotFound,
+    UpstreamError,
+)
 from anabranch.domain.model import Value
 from anabranch.entrypoints.cli.options import (
     chunking_given,
@@ -457,7 +465,16 @@ class IngestRun:
 
     async def _send(self, knowledge: Knowledge, collection: Collection) -> None:
         batch, self._batch = self._batch, []
-        await self._sent(knowledge, await knowledge.ingest(OPERATOR, collection.id, batch, self._options.chunking))
+        while True:
+            try:
+                job = await knowledge.ingest(OPERATOR, collection.id, batch, self._options.chunking)
+            except LimitReached:
+                if not self._options.wait:
+                    raise
+                self._check_indexer()
+                await asyncio.sleep(POLL_S)
+            else:
+                return await self._sent(knowledge, job)
 
     async def _sent(self, knowledge: Knowledge, job: str) -> None:
         """Follow a job from here on; without waiting, its documents are only accepted."""

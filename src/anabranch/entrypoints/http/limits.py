@@ -51,11 +51,11 @@ class LimitsSurface:
             )
         ]
 
-    async def _limits(self, _call: Call[None]) -> LimitList:
+    async def _limits(self, call: Call[None]) -> LimitList:
         settings = self.anabranch.settings
         rated = settings.rate_limit_surfaces if settings.rate_limit else ()
         return LimitList(
-            limits=[_view(one) for one in self.anabranch.limits.of(claimant.get())],
+            limits=[_view(one) for one in await self.anabranch.limits.of(claimant.get(), call.caller.owner)],
             rate_limits=[
                 RateLimitView(surface=one, limit=settings.rate_limit, window_s=settings.rate_limit_window)
                 for one in rated

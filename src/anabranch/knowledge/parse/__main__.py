@@ -1,6 +1,5 @@
 """The child process of a Sandbox: reads files from standard input until it ends, and replies to each with its text."""
 
-import ctypes
 import os
 import resource
 import signal
@@ -12,18 +11,28 @@ import msgspec
 
 from anabranch.knowledge.model import Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits
+from anabranch.knowledge.parse.confinement import confine, preload
 from anabranch.knowledge.parse.dispatch import parse
-from anabranch.knowledge.parse.sandbox import EXHAUSTED, MAX_FRAME, PREFIX, ParseReply, ParseRequest, framed
+from anabranch.knowledge.parse.sandbox import (
+    EXHAUSTED,
+    MAX_FRAME,
+    PREFIX,
+    ParseReply,
+    ParseRequest,
+    ParserReady,
+    framed,
+)
 
 GRACE_S = 5.0
-PR_SET_PDEATHSIG = 1
 
 
 def main(limits: ParseLimits) -> None:
     with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as replies:
         _detach()
-        _confine(limits)
-        _send(replies, framed(ParseReply()))  # ready: the time limit of a file starts after this
+        preload()
+        _limit(limits)
+        # The time limit of a file starts after this.
+        _send(replies, framed(ParserReady(restrictions=confine())))
         while (request := _next(requests)) is not None:
             # Ends this process if it hangs, even if the parent is dead.
             signal.setitimer(signal.ITIMER_REAL, limits.timeout_s + GRACE_S)
@@ -42,7 +51,7 @@ def _detach() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def _confine(limits: ParseLimits) -> None:
+def _limit(limits: ParseLimits) -> None:
     for kind, most in (
         (resource.RLIMIT_AS, limits.max_memory),
         (resource.RLIMIT_CORE, 0),
@@ -51,8 +60,6 @@ def _confine(limits: ParseLimits) -> None:
     ):
         with suppress(ValueError, OSError):  # macOS has no RLIMIT_AS
             resource.setrlimit(kind, (most, most))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _send(replies: BinaryIO, frame: bytes) -> None:

@@ -4,7 +4,9 @@ import asyncio
 import os
 import struct
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +21,7 @@ EXHAUSTED = 77  # the child's exit status if it runs out of memory
 BUFFER = 1024 * 1024
 START_S = 60.0
 EXIT_S = 1.0
+PROGRAM = ("-m", "anabranch.knowledge.parse")
 
 
 class ParseRequest(Value):
@@ -34,7 +37,16 @@ class ParseReply(Value):
     reason: str = ""
 
 
-def framed(message: ParseRequest | ParseReply) -> bytes:
+class ParserReady(Value):
+    """The first message of a child. `restrictions` are `applied`, or have the reason why not."""
+
+    restrictions: dict[str, str]
+
+
+Message = TypeVar("Message", ParseReply, ParserReady)
+
+
+def framed(message: ParseRequest | ParseReply | ParserReady) -> bytes:
     body = msgspec.msgpack.encode(message)
     return PREFIX.pack(len(body)) + body
 
@@ -43,8 +55,11 @@ class Sandbox:
     """Parses one file at a time. The child starts with the first file; it is replaced after a crash, a time-out or a
     cancelled call, because its next reply would belong to another file."""
 
-    def __init__(self, limits: ParseLimits) -> None:
+    def __init__(self, limits: ParseLimits, program: Sequence[str] = PROGRAM) -> None:
         self._limits = limits
+        self._program = program
+        # What the latest child has given up, by name: `applied`, or the reason why not.
+        self.restrictions: dict[str, str] = {}
         self._busy = asyncio.Lock()
         self._child: asyncio.subprocess.Process | None = None
         self._closed = False
@@ -67,6 +82,11 @@ class Sandbox:
             raise Unprocessable(reply.reason)
         return reply.parsed
 
+    async def start(self) -> None:
+        """Start the child, if it does not run."""
+        async with self._busy:
+            await self._started()
+
     async def close(self) -> None:
         """End the child at once, with the file that it parses."""
         self._closed = True
@@ -78,7 +98,7 @@ class Sandbox:
             async with asyncio.timeout(self._limits.timeout_s):
                 child.stdin.write(request)
                 await child.stdin.drain()
-                return await _reply(child)
+                return await _message(child, ParseReply)
         except TimeoutError:
             raise Unprocessable(
                 f"The file took longer than {self._limits.timeout_s:g} seconds to be read. Split or simplify it."
@@ -108,8 +128,8 @@ class Sandbox:
             await self._end()  # it ended while idle
         try:
             async with asyncio.timeout(START_S):
-                self._child = await _spawn(self._limits)
-                await _reply(self._child)
+                self._child = await _spawn(self._program, self._limits)
+                self.restrictions = (await _message(self._child, ParserReady)).restrictions
         except (EOFError, OSError, msgspec.DecodeError) as error:
             if self._closed:
                 raise ShuttingDown("The parser was closed.") from None
@@ -126,10 +146,10 @@ class Sandbox:
             await child.wait()
 
 
-async def _spawn(limits: ParseLimits) -> asyncio.subprocess.Process:
+async def _spawn(program: Sequence[str], limits: ParseLimits) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-P", "-B", "-m", "anabranch.knowledge.parse", msgspec.json.encode(limits).decode()),
+        *("-P", "-B", *program, msgspec.json.encode(limits).decode()),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -140,12 +160,12 @@ async def _spawn(limits: ParseLimits) -> asyncio.subprocess.Process:
     )
 
 
-async def _reply(child: asyncio.subprocess.Process) -> ParseReply:
+async def _message(child: asyncio.subprocess.Process, kind: type[Message]) -> Message:
     assert child.stdout is not None
     (size,) = PREFIX.unpack(await child.stdout.readexactly(PREFIX.size))
     if size > MAX_FRAME:
         raise EOFError("the frame is too large")
-    return msgspec.msgpack.decode(await child.stdout.readexactly(size), type=ParseReply)
+    return msgspec.msgpack.decode(await child.stdout.readexactly(size), type=kind)
 
 
 def _encodable(text: str | None) -> str | None:

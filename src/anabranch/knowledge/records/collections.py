@@ -67,6 +67,10 @@ def by_key(db: sqlite3.Connection, key: int) -> Collection | None:
     return next(map(_collection, db.execute("SELECT * FROM collections WHERE key = ?", (key,))), None)
 
 
+def count_of(db: sqlite3.Connection, owner: str) -> int:
+    return int(db.execute("SELECT count(*) FROM collections WHERE owner = ?", (owner,)).fetchone()[0])
+
+
 def listed(db: sqlite3.Connection) -> list[Collection]:
     return [_collection(row) for row in db.execute("SELECT * FROM collections ORDER BY key")]
 

@@ -7,7 +7,7 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -321,6 +321,18 @@ def have_collections_changed(db: sqlite3.Connection, seq: int) -> bool:
 
 def trim_changes(db: sqlite3.Connection, before: int) -> None:
     db.execute("DELETE FROM changes WHERE seq < ?", (before,))
+
+
+class Stored(NamedTuple):
+    """What one owner has stored, by the names of the limits on it."""
+
+    documents: int
+    stored_bytes: int
+
+
+def stored_by(db: sqlite3.Connection, owner: str) -> Stored:
+    row = db.execute("SELECT documents, bytes FROM stored WHERE owner = ?", (owner,)).fetchone()
+    return Stored(0, 0) if row is None else Stored(*row)
 
 
 def by_id(db: sqlite3.Connection, identifier: str) -> StoredDocument | None:

@@ -45,6 +45,7 @@ TABLES = {
     "responses": True,
     "citations": True,
     "keys": True,
+    "stored": True,  # a row goes with the last document of its owner
     "audit_names": True,
     "erasures": True,
     "endpoints": False,  # public addresses; a collection's are deleted with it

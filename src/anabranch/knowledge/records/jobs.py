@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from heapq import heapify, heapreplace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,9 +33,11 @@ from anabranch.knowledge.records import audit, collections, documents
 from anabranch.knowledge.records.database import as_json, made_at, new_id
 
 # A document that was being processed this often when the process died is given up. After the first time it is
-# processed alone, because another document may have been the cause.
+# chunked, embedded and stored alone, because another document may have been the cause.
 ATTEMPTS = 5
 CLAIM_BYTES = 8 * 1024 * 1024
+# So many items are looked at for one that need not wait for another.
+WINDOW = 16
 # What is kept of failed documents, of all owners together. Beyond the bytes, the oldest of the owner who has most keep
 # their error, but cannot be retried.
 FAILED_DAYS = 7
@@ -54,6 +56,20 @@ OWNED = f"((:operator OR open_items.owner = :user) AND {documents.SEEN.format(co
 Hold = tuple[int, str]
 
 
+class Lane(NamedTuple):
+    """What takes its turn in the queue: the files of an owner, or the URLs, which may take long to fetch."""
+
+    owner: str
+    is_url: bool
+
+
+class Backlog(NamedTuple):
+    """What one owner has sent that is not processed yet, by the names of the limits on it."""
+
+    pending_documents: int
+    pending_bytes: int
+
+
 class Claim(Value):
     """An item that the indexer is processing."""
 
@@ -66,6 +82,10 @@ class Claim(Value):
     content_hash: str
     chunking: Chunking
     attempts: int
+
+    @property
+    def lane(self) -> Lane:
+        return Lane(self.owner, self.arrived.source == "url")
 
     @property
     def holds(self) -> set[Hold]:
@@ -150,9 +170,9 @@ def create(
     """Accept documents; once this is committed, none of them is lost."""
     identifier, job = _insert_job(db, collection, owner, chunking)
     for ordinal, document in enumerate(arrived):
-        content_hash = sha256(document.data or (document.url or "").encode()).hexdigest()
+        content_hash = _hash_of(document)
         described = msgspec.structs.replace(document, data=b"", identity=identity_of(document, content_hash))
-        item = _insert_item(db, collection, job, ordinal, described, content_hash)
+        item = _insert_item(db, collection, Queued(job, owner, ordinal, len(document.data)), described, content_hash)
         db.execute("INSERT INTO uploads VALUES (?, ?)", (item, document.data))
     _record(db, "accepted", identifier, collection, documents=len(arrived))
     return identifier
@@ -163,7 +183,7 @@ def retry(db: sqlite3.Connection, failed: OpenItem, collection: Collection, chun
     arrived = msgspec.structs.replace(failed.arrived, retried=True)
     identifier, job = _insert_job(db, collection, failed.owner, chunking)
     data = db.execute("SELECT data FROM uploads WHERE item = ?", (failed.key,)).fetchone()["data"]
-    item = _insert_item(db, collection, job, 0, arrived, failed.content_hash)
+    item = _insert_item(db, collection, Queued(job, failed.owner, 0, len(data)), arrived, failed.content_hash)
     db.execute("INSERT INTO uploads VALUES (?, ?)", (item, data))
     _drop_uploads(db, "key = ?", failed.key)
     _record(db, "retried", identifier, collection, document=failed.document_id)
@@ -184,8 +204,17 @@ def _insert_job(db: sqlite3.Connection, collection: Collection, owner: str, chun
     return identifier, job or 0
 
 
+class Queued(NamedTuple):
+    """Where an item is in its job, and what its owner's backlog grows by."""
+
+    job: int
+    owner: str
+    ordinal: int
+    size: int
+
+
 def _insert_item(
-    db: sqlite3.Connection, collection: Collection, job: int, ordinal: int, arrived: NewDocument, content_hash: str
+    db: sqlite3.Connection, collection: Collection, queued: Queued, arrived: NewDocument, content_hash: str
 ) -> int:
     """Add an item with the id of the document that it replaces or follows; failed versions before it are given up."""
     identity = arrived.identity or ""
@@ -193,11 +222,21 @@ def _insert_item(
     document_id = stored.id if stored else _open_id(db, collection.key, identity) or new_id()
     _drop_uploads(db, "document_id = ? AND status = 'failed'", document_id)
     item = db.execute(
-        "INSERT INTO items (job, ordinal, document_id, status, arrived, content_hash) "
-        "VALUES (?, ?, ?, 'pending', ?, ?)",
-        (job, ordinal, document_id, as_json(arrived), content_hash),
+        "INSERT INTO items (job, owner, ordinal, size, is_url, document_id, status, arrived, content_hash) "
+        "VALUES (?, ?, ?, ?, ?, ?, 'pending', ?, ?)",
+        (*queued, arrived.source == "url", document_id, as_json(arrived), content_hash),
     ).lastrowid
     return item or 0
+
+
+def count_versions(db: sqlite3.Connection, collection: Collection, sent: Sequence[NewDocument]) -> int:
+    """How many of these are versions of documents that are stored."""
+    identities = {identity_of(one, _hash_of(one)) for one in sent}
+    return sum(documents.by_identity(db, collection.key, one) is not None for one in identities)
+
+
+def _hash_of(document: NewDocument) -> str:
+    return sha256(document.data or (document.url or "").encode()).hexdigest()
 
 
 def _open_id(db: sqlite3.Connection, collection: int, identity: str) -> str | None:
@@ -257,19 +296,46 @@ def cancel(db: sqlite3.Connection, key: int) -> None:
 
 
 def recover(db: sqlite3.Connection) -> int:
-    """Release the claims of a dead indexer. Only the holder of the indexer lock may call this."""
+    """Release the claims of a dead indexer. If one was processed alone, it was the cause, and the others have not
+    failed. Only the holder of the indexer lock may call this."""
+    db.execute(
+        "UPDATE items SET attempts = attempts - 1 WHERE status = 'processing' AND NOT alone "
+        "AND EXISTS (SELECT 1 FROM items WHERE status = 'processing' AND alone)"
+    )
+    db.execute("UPDATE items SET alone = 0 WHERE status = 'processing'")
     return db.execute("UPDATE items SET status = 'pending' WHERE status = 'processing'").rowcount
 
 
-def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = ()) -> list[Claim]:
-    """Claim the next items in order of arrival; a large one alone. `held` is being processed: an item with the same
-    identity or content waits, and a retried item waits until nothing is held."""
+def lanes(db: sqlite3.Connection) -> list[Lane]:
+    """The lanes in which items wait. The index is searched once for each owner, however many items wait."""
+    rows = db.execute(
+        "WITH RECURSIVE owners (owner) AS ("
+        "SELECT min(owner) FROM items WHERE status = 'pending' UNION ALL "
+        "SELECT (SELECT min(owner) FROM items WHERE status = 'pending' AND owner > owners.owner) FROM owners "
+        "WHERE owner IS NOT NULL) "
+        "SELECT owner, kind.value AS is_url FROM owners, json_each('[0, 1]') AS kind WHERE EXISTS ("
+        "SELECT 1 FROM items WHERE status = 'pending' AND items.owner = owners.owner AND is_url = kind.value)"
+    )
+    return [Lane(row["owner"], bool(row["is_url"])) for row in rows]
+
+
+def backlog(db: sqlite3.Connection, owner: str) -> Backlog:
+    row = db.execute(
+        "SELECT count(*), coalesce(sum(size), 0) FROM items WHERE owner = ? AND status IN ('pending', 'processing')",
+        (owner,),
+    ).fetchone()
+    return Backlog(*row)
+
+
+def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = (), lane: Lane | None = None) -> list[Claim]:
+    """Claim the next items of a lane, or of all, in order of arrival; a large one by itself, and so a retried one.
+    `held` is being processed: an item with the same identity or content waits, and a version waits for earlier ones."""
     rows = db.execute(
         "SELECT items.*, jobs.id AS job_id, jobs.owner AS job_owner, jobs.collection AS job_collection, "
         "jobs.chunking, uploads.data FROM items "
         "JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
         "WHERE items.key IN (SELECT value FROM json_each(?)) ORDER BY items.key",
-        (as_json(_claimable(db, limit, held)),),
+        (as_json(_claimable(db, limit, held, lane)),),
     ).fetchall()
     claims: list[Claim] = []
     for row in rows:
@@ -298,25 +364,42 @@ def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = ()) -> list[Cla
     return claims
 
 
-def _claimable(db: sqlite3.Connection, limit: int, held: Some[Hold]) -> list[int]:
+def _claimable(db: sqlite3.Connection, limit: int, held: Some[Hold], lane: Lane | None) -> list[int]:
+    within = "" if lane is None else "AND items.owner = ? AND is_url = ?"
     pending = db.execute(
-        "SELECT items.key, attempts, collection, arrived, content_hash, length(data) AS size FROM items "
+        "SELECT items.key, attempts, collection, arrived, content_hash, length(data) AS size FROM items "  # noqa: S608
         "JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
-        "WHERE status = 'pending' ORDER BY items.key LIMIT ?",
-        (limit,),
+        f"WHERE status = 'pending' {within} ORDER BY items.key LIMIT ?",
+        (*(lane or ()), max(limit, WINDOW)),
     ).fetchall()
     free: list[sqlite3.Row] = []
     all_held = set(held)
     for row in pending:
         identity = msgspec.json.decode(row["arrived"], type=NewDocument).identity
         holds = holds_of(row["collection"], identity, row["content_hash"])
-        if holds.isdisjoint(all_held):
+        if holds.isdisjoint(all_held) and not _follows(db, row["key"], row["collection"], identity or ""):
             free.append(row)
         all_held |= holds
     if retried := [row for row in free if row["attempts"]]:
-        return [] if held else [min(retried, key=lambda row: (row["attempts"], row["key"]))["key"]]
-    sizes = accumulate(row["size"] for row in free)
-    return [row["key"] for row, size in zip(free, sizes, strict=True) if size <= CLAIM_BYTES or row is free[0]]
+        return [min(retried, key=lambda row: (row["attempts"], row["key"]))["key"]]
+    sizes = accumulate(row["size"] for row in free[:limit])
+    return [row["key"] for row, size in zip(free, sizes, strict=False) if size <= CLAIM_BYTES or row is free[0]]
+
+
+def _follows(db: sqlite3.Connection, key: int, collection: int, identity: str) -> bool:
+    """Whether an earlier version is not processed yet: it may be in another lane."""
+    found = db.execute(
+        "SELECT 1 FROM items JOIN jobs ON jobs.key = items.job WHERE json_extract(arrived, '$.identity') = ? "
+        "AND status IN ('pending', 'processing', 'failed') AND status != 'failed' AND jobs.collection = ? "
+        "AND items.key < ? AND items.key >= (SELECT min(item) FROM uploads) LIMIT 1",
+        (identity, collection, key),
+    )
+    return found.fetchone() is not None
+
+
+def mark_alone(db: sqlite3.Connection, item: int) -> None:
+    """Note that from now on only this item is chunked, embedded and stored."""
+    db.execute("UPDATE items SET alone = 1 WHERE key = ?", (item,))
 
 
 def holds_of(collection: int, identity: str | None, content_hash: str) -> set[Hold]:
@@ -357,7 +440,8 @@ def is_wanted(db: sqlite3.Connection, claim: Claim) -> bool:
 def release(db: sqlite3.Connection, items: Sequence[int]) -> None:
     """Release claims without counting an attempt, because the process is stopping."""
     db.executemany(
-        "UPDATE items SET status = 'pending', attempts = attempts - 1 WHERE key = ? AND status = 'processing'",
+        "UPDATE items SET status = 'pending', attempts = attempts - 1, alone = 0 "
+        "WHERE key = ? AND status = 'processing'",
         ((item,) for item in items),
     )
 
@@ -371,7 +455,7 @@ def finish(db: sqlite3.Connection, item: int, status: ItemStatus, *, keep_upload
     _drop_uploads(db, "document_id = ? AND status = 'failed' AND key < ?", row["document_id"], item)
     if not keep_upload:
         _drop_uploads(db, "key = ?", item)
-    given = {"status": status, "finished_at": time.time(), **values}
+    given = {"status": status, "finished_at": time.time(), "alone": 0, **values}
     columns = ", ".join(f"{name} = ?" for name in given)
     db.execute(f"UPDATE items SET {columns} WHERE key = ?", (*given.values(), item))  # noqa: S608  our own names
     if status == "failed":

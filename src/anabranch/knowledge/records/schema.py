@@ -386,6 +386,39 @@ UPDATE documents SET visibility = 'collection' WHERE visibility = 'public' AND E
 );
 """
 
+# What the queue is read by: the lane of an item is its owner and whether it is to be fetched. `alone` marks the one
+# that is processed alone: if the process dies, it is the cause.
+LANES = """
+ALTER TABLE items ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+ALTER TABLE items ADD COLUMN is_url INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE items ADD COLUMN size INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE items ADD COLUMN alone INTEGER NOT NULL DEFAULT 0;
+UPDATE items SET
+    owner = (SELECT owner FROM jobs WHERE jobs.key = items.job),
+    is_url = json_extract(arrived, '$.source') = 'url',
+    size = coalesce((SELECT length(data) FROM uploads WHERE item = items.key), 0)
+    WHERE status IN ('pending', 'processing');
+CREATE INDEX items_waiting ON items (owner, is_url, key) WHERE status = 'pending';
+CREATE INDEX items_unfinished ON items (owner, size) WHERE status IN ('pending', 'processing');
+"""
+
+# What each owner stores, counted with each document, so that a limit costs one row.
+STORED = """
+CREATE TABLE stored (owner TEXT PRIMARY KEY, documents INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO stored SELECT owner, count(*), sum(stored_bytes) FROM documents GROUP BY owner;
+CREATE TRIGGER stored_more AFTER INSERT ON documents BEGIN
+    INSERT INTO stored VALUES (new.owner, 1, new.stored_bytes)
+    ON CONFLICT (owner) DO UPDATE SET documents = documents + 1, bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER stored_less AFTER DELETE ON documents BEGIN
+    UPDATE stored SET documents = documents - 1, bytes = bytes - old.stored_bytes WHERE owner = old.owner;
+    DELETE FROM stored WHERE owner = old.owner AND documents = 0;
+END;
+CREATE TRIGGER stored_otherwise AFTER UPDATE OF stored_bytes ON documents BEGIN
+    UPDATE stored SET bytes = bytes - old.stored_bytes + new.stored_bytes WHERE owner = new.owner;
+END;
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -399,4 +432,6 @@ MIGRATIONS = (
     KEY_RIGHTS,
     AUDIT,
     DEFAULT_VISIBILITY,
+    LANES,
+    STORED,
 )

@@ -1,0 +1,57 @@
+"""What one owner may store, and may have sent that is not processed yet."""
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from anabranch.domain.errors import QuotaReached
+from anabranch.domain.shares import Limit, claimant
+from anabranch.knowledge.model import Collection, NewDocument
+from anabranch.knowledge.records import collections, documents, jobs
+from anabranch.knowledge.records.database import Connection
+from anabranch.policies.shares import limit_reached, reached
+
+
+class OwnerLimits:
+    """The limits of the settings on what an owner has in the records, checked in the transaction that adds to it."""
+
+    def __init__(self, limits: Mapping[str, Limit]) -> None:
+        self._limits = limits
+
+    def held(self, db: Connection, owner: str) -> dict[str, float]:
+        """What an owner has in the records, by the names of the limits."""
+        stored, waiting = documents.stored_by(db, owner), jobs.backlog(db, owner)
+        return {**stored._asdict(), **waiting._asdict(), "collections": collections.count_of(db, owner)}
+
+    def check_collection(self, db: Connection, owner: str) -> None:
+        self._check_stored("collections", collections.count_of(db, owner) + 1)
+
+    def check_documents(self, db: Connection, collection: Collection, owner: str, sent: Sequence[NewDocument]) -> None:
+        size = sum(len(one.data) for one in sent)
+        stored, waiting = documents.stored_by(db, owner), jobs.backlog(db, owner)
+        self.check_waiting(db, owner, len(sent), size)
+        self._check_stored("stored_bytes", stored.stored_bytes + waiting.pending_bytes + size)
+        most = stored.documents + waiting.pending_documents + len(sent)
+        if most > self._allowed("documents"):
+            self._check_stored("documents", most - jobs.count_versions(db, collection, sent))
+
+    def check_waiting(self, db: Connection, owner: str, sent: int, size: int) -> None:
+        """LimitReached if that is more than may wait. What is larger than the limit is accepted when nothing waits."""
+        waiting = jobs.backlog(db, owner)
+        if not waiting.pending_documents:
+            return
+        for name, more in (("pending_documents", sent), ("pending_bytes", size)):
+            if getattr(waiting, name) + more > self._allowed(name):
+                raise limit_reached(self._limits[name], self._allowed(name))
+
+    def _check_stored(self, name: str, held: float) -> None:
+        if held > self._allowed(name):
+            self._refuse(self._limits[name], self._allowed(name))
+
+    def _refuse(self, limit: Limit, allowed: float) -> NoReturn:
+        message = f"{reached(limit, allowed)}. Delete some of them first."
+        raise QuotaReached(message, limit=limit.name, allowed=round(allowed))
+
+    def _allowed(self, name: str) -> float:
+        """What the caller may have; without such a limit anything."""
+        limit = self._limits.get(name)
+        return float("inf") if limit is None else limit.of(claimant.get())

@@ -1,0 +1,70 @@
+"""What an owner stores is counted with each document, and limited."""
+
+from pathlib import Path
+
+import pytest
+
+from anabranch.domain.errors import QuotaReached
+from anabranch.domain.shares import Limit
+from anabranch.knowledge.records.database import connect, migrate
+from anabranch.knowledge.records.schema import MIGRATIONS, STORED
+from support.knowledge_fixtures import ALICE, BOB, Workshop, text, workshop
+
+
+def counted(shop: Workshop) -> dict[str, tuple[int, int]]:
+    """The count of each owner, which must be what the documents say."""
+    summed = "SELECT owner, count(*), sum(stored_bytes) FROM documents GROUP BY owner ORDER BY owner"
+    kept, real = (
+        shop.database.reading(lambda db, query=query: db.execute(query).fetchall())  # type: ignore[misc]
+        for query in ("SELECT owner, documents, bytes FROM stored", summed)
+    )
+    assert [tuple(row) for row in kept] == [tuple(row) for row in real]
+    return {row[0]: (row[1], row[2]) for row in kept}
+
+
+async def test_what_is_stored_is_counted_with_each_document(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as shop:
+        await shop.collection("hers", ALICE)
+        await shop.collection("his", BOB)
+        await shop.put("Herons eat fish.", "Otters eat fish.", "Wombats dig.", collection="hers", caller=ALICE)
+        await shop.put("Otters eat fish.", collection="his", caller=BOB)
+        before = counted(shop)
+        assert before["alice"][0] == 3
+        await shop.put("Wombats dig, and they dig deep.", collection="hers", caller=ALICE)
+        after = counted(shop)
+        assert after["alice"][0] == 3
+        assert after["alice"][1] > before["alice"][1]
+        await shop.room.delete_document(ALICE, "Wombats")
+        assert counted(shop)["alice"][0] == 2
+        await shop.room.delete_collection(ALICE, "hers")
+        assert list(counted(shop)) == ["bob"]
+
+
+async def test_at_the_limit_a_stored_document_can_have_a_new_version(tmp_path: Path) -> None:
+    # Without a request, the limit of the operator counts: four times as many.
+    limits = {"documents": Limit(name="documents", description="stored documents", each=0.5)}
+    async with workshop(tmp_path, limits=limits) as shop:
+        await shop.collection("hers", ALICE)
+        await shop.put("Herons eat fish.", "Otters eat fish.", collection="hers", caller=ALICE)
+        await shop.put("Otters eat no fish.", collection="hers", caller=ALICE)
+        with pytest.raises(QuotaReached, match="your limit of 2 stored documents"):
+            await shop.room.ingest(ALICE, "hers", [text("Wombats dig.")])
+        await shop.room.delete_document(ALICE, "Herons")
+        await shop.put("Wombats dig.", collection="hers", caller=ALICE)
+        assert counted(shop)["alice"][0] == 2
+
+
+def test_records_of_before_are_counted(tmp_path: Path) -> None:
+    connection = connect(tmp_path / "records.sqlite")
+    migrate(connection, MIGRATIONS[: MIGRATIONS.index(STORED)])
+    connection.execute("PRAGMA foreign_keys = OFF")
+    columns = "id, collection, owner, source, identity, title, content_hash, recipe, metadata, visibility"
+    more = "allowed_users, allowed_groups, day, first_chunk, chunk_count, tokens, size, created_at, updated_at"
+    for number, owner in enumerate(("alice", "alice", "bob")):
+        values = (str(number), 1, owner, "text", str(number), "", "", "", "{}", "public", "[]", "[]", *(0,) * 7, 10)
+        places = ", ".join("?" * len(values))
+        sql = f"INSERT INTO documents ({columns}, {more}, stored_bytes) VALUES ({places})"
+        connection.execute(sql, values)
+    migrate(connection)
+    assert [tuple(row) for row in connection.execute("SELECT * FROM stored")] == [("alice", 2, 20), ("bob", 1, 10)]
+    connection.close()
