@@ -25,7 +25,7 @@ from reportlab.platypus import PageBreak, Paragraph, SimpleDocTemplate
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.model import Embedding
-from anabranch.knowledge.index.reader import Generations
+from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.model import Chunking, Collection, CollectionSettings, NewDocument, Strategy

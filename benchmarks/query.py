@@ -18,7 +18,7 @@ import numpy as np
 
 from anabranch.domain.model import Embedding
 from anabranch.evidence.judge import MAX_S
-from anabranch.knowledge.index.reader import Generations
+from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions, Piece
 from anabranch.knowledge.records import collections, documents

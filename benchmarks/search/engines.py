@@ -35,7 +35,7 @@ class Ours:
 
     def load(self, corpus: Corpus, folder: Path) -> None:
         from anabranch.domain.model import Embedding
-        from anabranch.knowledge.index.reader import Generations
+        from anabranch.knowledge.index.manifest import Generations
         from anabranch.knowledge.index.writer import IndexWriter
         from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions, Piece
         from anabranch.knowledge.records import collections, documents
@@ -87,7 +87,8 @@ class Ours:
         database.close()
 
     def open(self, folder: Path, queries: Queries, groups: Groups) -> None:
-        from anabranch.knowledge.index.reader import Generations, IndexReader
+        from anabranch.knowledge.index.manifest import Generations
+        from anabranch.knowledge.index.reader import IndexReader
         from anabranch.knowledge.records.database import Database
 
         self._queries = queries

@@ -79,6 +79,8 @@ DEFAULTS: dict[str, object] = {
     "erase_after": 86_400.0,
     "audit_days": 365,
     "audit_otlp": False,
+    "index_verify_interval": 86_400.0,
+    "backup_passphrase": None,
     "recordings_dir": None,
     "recordings_keep": 100,
     "embedding_url": None,
@@ -218,6 +220,8 @@ EFFECTS = {
     "erase_after": "entrypoints/http/test_erasure.py::test_deleting_says_when_the_text_is_erased_and_then_it_is",
     "audit_days": "configuration/test_audit_settings.py::test_records_older_than_audit_days_are_deleted",
     "audit_otlp": "configuration/test_audit_settings.py::test_audit_otlp_sends_records_to_the_collector",
+    "index_verify_interval": "app/test_index_scrubber.py::test_index_verify_interval_is_when_damage_is_found",
+    "backup_passphrase": "entrypoints/cli/test_encrypted_backups.py::test_a_passphrase_is_read_from_a_file_or_the_environment",  # noqa: E501
     "recordings_dir": f"{RECORDINGS}test_the_runs_of_a_server_are_recorded_and_replay",
     "recordings_keep": f"{RECORDINGS}test_the_oldest_recordings_are_deleted",
     "embedding_url": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
@@ -337,6 +341,7 @@ ANY_TEXT = {
     "verifier_path",
     "verifier_model",
     "verifier_api_key",
+    "backup_passphrase",
     "otlp_headers",
     "analytics_file",
 }
@@ -390,6 +395,7 @@ WRONG = {
     "query_log_days": ["garbage", "-1", "nan", "inf", "1e400", "1.5", "36501", "[1]", "null"],
     "audit_days": ["garbage", "-1", "0", "nan", "inf", "1e400", "1.5", "36501", "[1]", "null"],
     "audit_otlp": NO_FLAG,
+    "index_verify_interval": NO_SECONDS,
     "embedding_url": NO_URL,
     "embedding_window": NO_COUNT,
     "embedding_threads": NO_COUNT,

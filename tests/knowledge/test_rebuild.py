@@ -13,7 +13,8 @@ from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import ConfigurationError, EmbeddingFailed
 from anabranch.domain.model import Embedding, Query
 from anabranch.knowledge.index import writer
-from anabranch.knowledge.index.reader import Generations, IndexReader
+from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.knowledge import Knowledge
@@ -147,7 +148,7 @@ class KilledDatabase(Database):
         super().__init__(folder)
         self._survives = survives
 
-    def writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def writing(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False) -> T:
         def killed(db: sqlite3.Connection) -> T:
             work(db)
             raise Killed

@@ -13,7 +13,8 @@ import aiohttp
 import psutil
 
 from anabranch.domain.model import Filters
-from anabranch.knowledge.index.reader import Generations, IndexReader
+from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import Database
 from support.server_process import Program, serving

@@ -8,7 +8,8 @@ from typing import Any
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.model import Filters, Passage, Query
 from anabranch.domain.shares import Limit
-from anabranch.knowledge.index.reader import Generations, IndexReader
+from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.knowledge import Knowledge

@@ -38,6 +38,7 @@ class Anabranch:
         self.runs = parts.runs
         self.limits = parts.limits
         self.revocations = parts.revocations
+        self.readiness = parts.readiness
         self.refused = parts.refusals.add
         self.timing = parts.timing
         self.catalog = parts.catalog

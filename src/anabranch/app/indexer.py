@@ -5,14 +5,16 @@ import math
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from anabranch.app.audit_reader import reading_audit_log
 from anabranch.app.erasure import eraser_for
+from anabranch.app.index_scrubber import scrubbing
 from anabranch.app.knowledge_opener import folder_of
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
@@ -20,20 +22,22 @@ from anabranch.domain.audit import SERVER, acting, on_this_machine
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError, UpstreamError
 from anabranch.domain.shares import Limit
-from anabranch.knowledge.index.reader import Generations
+from anabranch.knowledge.disk import LEAST_FREE, NO_SPACE, is_nearly_full, keep_reserve
+from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.model import Unprocessable
 from anabranch.knowledge.parse import ParseLimits, Parsers
 from anabranch.knowledge.parse.confinement import APPLIED
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.database import NAME, Database, DiskFull
 from anabranch.models.factory import embedder_for
 from anabranch.policies.fair_threads import FairThreads
 from anabranch.telemetry.log import Log, configured_log
 
 FETCH_S = 60.0
 NICE = 5
+LOOK_S = 1.0
 # Threads that chunk: an owner has two at a time.
 CHUNKING = Limit(
     name="chunking",
@@ -47,10 +51,10 @@ CHUNKING = Limit(
 
 @asynccontextmanager
 async def indexer(
-    settings: Settings, confined: Callable[[Mapping[str, str]], None] = lambda _: None
+    settings: Settings, confined: Callable[[Mapping[str, str]], None] = lambda _: None, log: Log | None = None
 ) -> AsyncIterator[Indexer]:
     """An indexer for the data folder; the caller holds the folder's lock. `confined` gets the restrictions of the first
-    parser process."""
+    parser process, and `log` what is damaged."""
     folder = folder_of(settings)
     database = Database.open(folder)
     parsers = Parsers(
@@ -72,7 +76,8 @@ async def indexer(
             ingestion = Ingestion(database, embedder, parsers.parse, fetch, chunking.run)
             writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
             erase = eraser_for(settings, database, writer).erase_due
-            yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days, erase=erase)
+            async with scrubbing(writer, settings.index_verify_interval, log):
+                yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days, erase=erase)
     finally:
         await parsers.close()
         embedding.close(wait=False)
@@ -95,6 +100,42 @@ async def fetch_document(outbound: Outbound, url: str) -> Fetched:
         raise Unprocessable(f"The address cannot be fetched. {error.described(with_address=True)}") from error
 
 
+async def when_there_is_room(
+    folder: Path, work: Callable[[], Awaitable[None]], log: Log, *, least_free: int = LEAST_FREE, look_s: float = LOOK_S
+) -> None:
+    """Run `work`, and again each time when it has ended because the disk was full and there is room again. It is also
+    stopped when little is left, which is for those who delete."""
+    while True:
+        task = asyncio.ensure_future(work())
+        try:
+            await _until_full(folder, task, least_free, look_s)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        if not task.cancelled() and not means_full(failure := task.exception()):
+            if failure is not None:
+                raise failure
+            return
+        log.warning("disk_full", data_dir=str(folder), hint="ingesting and indexing wait until there is room again")
+        await asyncio.sleep(look_s)
+        while is_nearly_full(folder, least_free):  # noqa: ASYNC110  disks have no notification
+            await asyncio.sleep(look_s)
+        log.info("disk_has_room", data_dir=str(folder))
+
+
+async def _until_full(folder: Path, task: "asyncio.Future[None]", least_free: int, look_s: float) -> None:
+    while not task.done() and not is_nearly_full(folder, least_free):
+        keep_reserve(folder, (folder / NAME).stat().st_size)
+        await asyncio.wait([task], timeout=look_s)
+
+
+def means_full(error: BaseException | None) -> bool:
+    """Whether an error, or each of a group of errors, was caused by a full disk."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(means_full, error.exceptions))
+    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in NO_SPACE)
+
+
 def log_missing(log: Log, restrictions: Mapping[str, str]) -> None:
     """Log what the kernel or the user of this process does not permit to take from parsers."""
     if missing := {name: reason for name, reason in restrictions.items() if reason != APPLIED}:
@@ -103,8 +144,8 @@ def log_missing(log: Log, restrictions: Mapping[str, str]) -> None:
 
 async def run(settings: Settings, log: Log) -> None:
     acting.set(partial(on_this_machine, "indexer", SERVER))
-    async with indexer(settings, partial(log_missing, log)) as opened, reading_audit_log(settings, log):
-        work = asyncio.create_task(opened.run())
+    async with indexer(settings, partial(log_missing, log), log) as opened, reading_audit_log(settings, log):
+        work = asyncio.create_task(when_there_is_room(folder_of(settings), opened.run, log))
         loop = asyncio.get_running_loop()
 
         def stop_at_end_of_input() -> None:

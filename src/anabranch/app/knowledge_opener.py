@@ -116,7 +116,8 @@ class KnowledgeOpener:
 
     async def _opened(self) -> "Knowledge":
         # numpy loads here: a server that only forwards questions never needs it.
-        from anabranch.knowledge.index.reader import Generations, IndexReader  # noqa: PLC0415
+        from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
+        from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415
         from anabranch.knowledge.knowledge import Knowledge  # noqa: PLC0415
         from anabranch.knowledge.search import Searcher  # noqa: PLC0415
 

@@ -19,6 +19,7 @@ from anabranch.app.policies import Policies
 from anabranch.app.publishing import Publishing
 from anabranch.app.query_log import QueryLog
 from anabranch.app.questions import Questions
+from anabranch.app.readiness import Readiness
 from anabranch.app.recording_folder import RecordingFolder
 from anabranch.app.refusals import Refusals
 from anabranch.app.revocations import Revocations
@@ -127,6 +128,7 @@ class Parts(NamedTuple):
     refusals: Refusals
     streams: EventStreams
     limits: CallerLimits
+    readiness: Readiness
     servers: McpServers
     catalog: EndpointCatalog
     listing: SourceListing
@@ -187,6 +189,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             refusals=refusals,
             streams=streams,
             limits=_limits(policies, streams, knowledge),
+            readiness=Readiness(knowledge, folder_of(settings)),
             servers=servers,
             catalog=catalog,
             listing=SourceListing(catalog, servers, knowledge, resilience.upstreams, questions.model),

@@ -5,8 +5,9 @@ from typing import Literal
 
 from anabranch.domain.errors import ConfigurationError
 
-Extra = Literal["local-models", "mcp", "otel"]
+Extra = Literal["encryption", "local-models", "mcp", "otel"]
 MODULES: dict[Extra, tuple[str, ...]] = {
+    "encryption": ("pyrage",),
     "local-models": ("onnx", "onnxruntime", "safetensors", "tokenizers"),
     "mcp": ("mcp", "pydantic_core"),
     "otel": ("opentelemetry", "opentelemetry.sdk", "opentelemetry.proto"),

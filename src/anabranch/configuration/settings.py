@@ -67,7 +67,15 @@ class TrackedEnvironment(dict[str, str]):
 PREFIX = "AGGREGATOR_"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
 SWITCHED_SURFACES = ("chat", "query", "rag", "openai", "knowledge", "endpoints", "planner", "mcp", "page")
-SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "verifier_api_key", "redis_url", "otlp_headers")
+SECRET = (
+    "model_api_key",
+    "embedding_api_key",
+    "reranker_api_key",
+    "verifier_api_key",
+    "backup_passphrase",
+    "redis_url",
+    "otlp_headers",
+)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +140,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     erase_after: Annotated[float, Meta(ge=0, le=2_592_000, description="seconds from 0 to 2,592,000")] = 86_400.0
     audit_days: Annotated[int, Meta(ge=1, le=36_500, description="a number of days from 1 to 36,500")] = 365
     audit_otlp: Flag = False
+    index_verify_interval: Seconds = 86_400.0
+    backup_passphrase: Text | None = None
     recordings_dir: Folder | None = None
     recordings_keep: Count = 100
     embedding_url: Address | None = None
@@ -330,6 +340,7 @@ def secrets_of(settings: Settings) -> Iterator[str]:
         settings.embedding_api_key,
         settings.reranker_api_key,
         settings.verifier_api_key,
+        settings.backup_passphrase,
     )
     tokens = (endpoint.token for endpoint in (*settings.sources.values(), *settings.models.values()))
     headers = (pair.partition("=")[2] for pair in (settings.otlp_headers or "").split(","))

@@ -206,7 +206,7 @@ class Knowledge:
             count = collections.delete(db, found.key)
             return count, erasures.request(db, "collection", erased, self._erasure_times)
 
-        return await self._database.write(write)
+        return await self._database.write(write, deleting=True)
 
     async def query_count(self, caller: Caller, collection: Collection, days: int) -> int:
         """How many questions a collection answered: all of them for its owner, else only the caller's."""
@@ -245,7 +245,7 @@ class Knowledge:
 
     async def cancel(self, caller: Caller, identifier: str) -> Job:
         found = await self.job(caller, identifier)
-        await self._database.write(lambda db: jobs.cancel(db, found.key))
+        await self._database.write(lambda db: jobs.cancel(db, found.key), deleting=True)
         return await self.job(caller, identifier)
 
     async def documents(
@@ -348,7 +348,7 @@ class Knowledge:
             documents.remove(db, found.key)
             return found, erasures.request(db, "document", Erased(documents=(found.id,)), self._erasure_times)
 
-        return await self._database.write(write)
+        return await self._database.write(write, deleting=True)
 
     async def erase(self, *, document: str | None = None, user: str | None = None) -> Erasure:
         """Erase a document, by its id also if it was deleted before, or a user: from the records now, and from
@@ -359,7 +359,9 @@ class Knowledge:
             raise InvalidQuestion("The name of the user is empty.")
         what: ErasureSubject = "document" if user is None else "user"
         erased = Erased(users=(user,)) if user is not None else await self._document_erased(document or "")
-        return await self._database.write(lambda db: erasures.request(db, what, erased, self._erasure_times, now=True))
+        return await self._database.write(
+            lambda db: erasures.request(db, what, erased, self._erasure_times, now=True), deleting=True
+        )
 
     async def _document_erased(self, name: str) -> Erased:
         try:
@@ -393,6 +395,16 @@ class Knowledge:
 
     async def count_erased(self, found: Sequence[Erasure], store: str, removed: int) -> None:
         await self._database.write(lambda db: erasures.count(db, found, store, removed))
+
+    async def is_index_damaged(self) -> bool:
+        """Whether a part of the index, or its manifest, is damaged and not rebuilt yet."""
+        if self._reader.is_partial:
+            await self.adopt_index()  # it may have been rebuilt since the last search
+        return self._reader.is_partial or self._reader.is_reported_damaged()
+
+    def check_writable(self) -> None:
+        """Raise StoreFailed if the records cannot be written now."""
+        self._database.check_writable()
 
     async def adopt_index(self) -> None:
         """Read the current index, and drop the files of the one before."""

@@ -71,6 +71,8 @@ Rating = Literal["thumbs_up", "thumbs_down"]
 
 # The reserved name that stands for all collections.
 EVERYTHING = "collections"
+# Why a search has found less than there is.
+PARTIAL = "A part of the index is damaged and is being rebuilt, so passages may be missing."
 # What the address of a collection begins with.
 ADDRESS = "collection:"
 

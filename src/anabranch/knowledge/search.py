@@ -116,12 +116,13 @@ class Candidates(NamedTuple):
 class SearchHits(NamedTuple):
     """Passages, best first. `seen` is a hash of all documents that the caller could have found; `vectors` are those of
     the passages, if MMR has yet to choose among them; `notes` what was done to all that were found, if the query asks
-    for it."""
+    for it. `partial`: a part of the index is damaged, and was not searched."""
 
     passages: list[Passage]
     seen: str
     vectors: Floats | None = None
     notes: Notes | None = None
+    partial: bool = False
 
 
 class Searcher:
@@ -161,7 +162,7 @@ class Searcher:
         relevant = [one for one in passages if one.score >= query.similarity_threshold]
         if found.notes is not None:
             note_ends(found.notes, passages, query, is_varied=found.vectors is not None)
-        return SearchHits(relevant[: query.limit], found.seen, notes=found.notes)
+        return SearchHits(relevant[: query.limit], found.seen, notes=found.notes, partial=found.partial)
 
     async def _reranked(self, query: Query, found: SearchHits) -> SearchHits:
         """The passages in the order of the reranking model."""
@@ -173,7 +174,7 @@ class Searcher:
         if found.notes is not None:
             for rank, at in enumerate(order, 1):
                 found.notes.add(scored[at], "rerank", rank=rank, score=scores[at], note="by the reranking model")
-        return SearchHits(in_order([scored[at] for at in order]), found.seen, vectors, found.notes)
+        return SearchHits(in_order([scored[at] for at in order]), found.seen, vectors, found.notes, found.partial)
 
     def _candidates(
         self, db: Connection, query: Query, caller: Caller, embedded: Sequence[Embedding], source: str | None
@@ -202,7 +203,8 @@ class Searcher:
         passages = list(fetched.values())
         if distinct is not None and distinct.copies:
             passages = [_naming(passage, distinct.copies) for passage in passages]
-        return SearchHits(passages, view.seen, vectors, notes)
+        # What is missing now is found later, so a partial answer must not be cached.
+        return SearchHits(passages, "" if view.partial else view.seen, vectors, notes, view.partial)
 
 
 def retrieve(

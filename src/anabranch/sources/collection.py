@@ -7,7 +7,7 @@ import msgspec
 
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Context, Endpoint, Query, SourceReply, Status
-from anabranch.knowledge.model import EVERYTHING, Caller
+from anabranch.knowledge.model import EVERYTHING, PARTIAL, Caller
 
 if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import Knowledge
@@ -38,6 +38,7 @@ class CollectionSource:
         return SourceReply(
             path=path,
             status=Status.SUCCESS,
+            error=PARTIAL if found.partial else None,
             passages=tuple(found.passages),
             seen=found.seen,
             empty=empty,

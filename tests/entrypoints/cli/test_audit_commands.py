@@ -44,6 +44,7 @@ READING = {
     "feedback list",
     "audit list",
     "audit verify",
+    "verify",
     "index status",
     "models install",
     "models list",

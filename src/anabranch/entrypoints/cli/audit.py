@@ -10,7 +10,14 @@ import click
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import AuditEntry, AuditFilter, AuditRecord
 from anabranch.entrypoints.audit_records import audit_view
-from anabranch.entrypoints.cli.options import ListsByDefault, audit_options, json_option, settings_option
+from anabranch.entrypoints.cli.options import (
+    ListsByDefault,
+    audit_options,
+    head_noted,
+    json_option,
+    noted_option,
+    settings_option,
+)
 from anabranch.entrypoints.cli.resources import exist, private_file, read, records, require_records, write
 from anabranch.entrypoints.cli.terminal import (
     counted,
@@ -111,9 +118,7 @@ def export(
 
 
 @group.command()
-@click.option(
-    "--noted", metavar="NUMBER:HASH", help="The newest record at an earlier time, as this command printed it."
-)
+@noted_option
 @json_option
 @settings_option
 def verify(noted: str | None, as_json: bool, settings: Settings) -> None:
@@ -122,7 +127,7 @@ def verify(noted: str | None, as_json: bool, settings: Settings) -> None:
     Whoever can write the records file can also replace the whole log. Note the newest record somewhere else, and check
     with --noted that it is still there. The exit status is 1 if something is wrong.
     """
-    head = _head(noted)
+    head = head_noted(noted)
     require_records(settings)
     with records(settings) as database:
         findings = database.reading(lambda db: audit.verify(db, head))
@@ -140,16 +145,6 @@ def verify(noted: str | None, as_json: bool, settings: Settings) -> None:
 def _wanted(since: str | None, until: str | None, actor: str | None, action: str | None) -> AuditFilter:
     begin, end = seconds_of("--since", since), seconds_of("--until", until, end=True)
     return AuditFilter(since=begin, until=end, actor=actor, action=action)
-
-
-def _head(noted: str | None) -> audit.AuditHead | None:
-    if noted is None:
-        return None
-    seq, _, found = noted.strip().partition(":")
-    try:
-        return audit.AuditHead(seq=int(seq), hash=bytes.fromhex(found).hex())
-    except ValueError:
-        raise click.BadParameter(f"{noted!r} is not of the form NUMBER:HASH.", param_hint="--noted") from None
 
 
 def _shown(name: str | None) -> str:

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "erase": ("erase:command", "Erase a document or a user everywhere; without an option, list the erasures."),
     "index": ("index:group", "Show the state of the search index, or rebuild it."),
     "audit": ("audit:group", "List, export and verify the audit log: who changed what."),
+    "verify": ("verify:command", "Verify the records, the index, the audit log and backups; nothing is changed."),
     "backup": ("records:backup", "Copy the records into FILE, also while a server runs."),
     "restore": ("records:restore", "Replace the records with FILE, a backup."),
     "models": ("models:group", "Install and list the models that run on this machine."),

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import click
 
+from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.model import Permissions, Rating, Strategy, Visibility
 
 if TYPE_CHECKING:
     from anabranch.configuration.settings import Settings
+    from anabranch.knowledge.records.audit import AuditHead
+    from anabranch.knowledge.records.encryption import Decryption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -41,6 +44,61 @@ settings_option = click.option(
     callback=lambda _, __, value: configured(value),
     help="The configuration file [default: anabranch.yaml].",
 )
+
+
+noted_option = click.option(
+    "--noted", metavar="NUMBER:HASH", help="The newest record at an earlier time, as `audit verify` printed it."
+)
+passphrase_option = click.option(
+    "--passphrase-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file with the passphrase of an encrypted backup [default: AGGREGATOR_BACKUP_PASSPHRASE].",
+)
+_identity_option = click.option(
+    "--identity",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file with the secret key of an encrypted backup, as age-keygen writes it; repeatable.",
+)
+
+
+def decryption_options(command: Command) -> Command:
+    return _identity_option(passphrase_option(command))
+
+
+def decryption_given(settings: "Settings", identities: Sequence[Path], passphrase_file: Path | None) -> "Decryption":
+    """What opens encrypted backups, from the options and the settings."""
+    from anabranch.knowledge.records.encryption import Decryption  # noqa: PLC0415  a help text needs no records
+
+    lines = [line.strip() for file in identities for line in _text(file).splitlines()]
+    return Decryption(
+        identities=tuple(line for line in lines if line and not line.startswith("#")),
+        passphrase=passphrase_given(settings, passphrase_file),
+    )
+
+
+def passphrase_given(settings: "Settings", file: Path | None) -> str | None:
+    return settings.backup_passphrase if file is None else _text(file).rstrip("\r\n")
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} cannot be read ({getattr(error, 'strerror', error)}).") from None
+
+
+def head_noted(noted: str | None) -> "AuditHead | None":
+    """The record of the audit log that `--noted` names."""
+    from anabranch.knowledge.records.audit import AuditHead  # noqa: PLC0415  a help text needs no records
+
+    if noted is None:
+        return None
+    seq, _, found = noted.strip().partition(":")
+    try:
+        return AuditHead(seq=int(seq), hash=bytes.fromhex(found).hex())
+    except ValueError:
+        raise click.BadParameter(f"{noted!r} is not of the form NUMBER:HASH.", param_hint="--noted") from None
 
 
 class ListsByDefault(click.Group):

@@ -8,7 +8,14 @@ from anabranch.app.knowledge_opener import folder_of
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.errors import ConfigurationError, Conflict
-from anabranch.entrypoints.cli.options import json_option, settings_option
+from anabranch.entrypoints.cli.options import (
+    decryption_given,
+    decryption_options,
+    json_option,
+    passphrase_given,
+    passphrase_option,
+    settings_option,
+)
 from anabranch.entrypoints.cli.resources import alone, audited, records, require_records
 from anabranch.entrypoints.cli.terminal import (
     counted,
@@ -19,55 +26,87 @@ from anabranch.entrypoints.cli.terminal import (
 from anabranch.knowledge.records import backup as copies
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import NAME
+from anabranch.knowledge.records.encryption import Encryption
 from anabranch.models.factory import LocalEmbedder
 
 
 @click.command("backup")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--encrypt-to",
+    multiple=True,
+    metavar="RECIPIENT",
+    help="Encrypt for the owner of this age public key (age1…); repeatable.",
+)
+@passphrase_option
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @json_option
 @settings_option
-def backup(file: Path, force: bool, as_json: bool, settings: Settings) -> None:
+def backup(
+    file: Path,
+    encrypt_to: tuple[str, ...],
+    passphrase_file: Path | None,
+    force: bool,
+    as_json: bool,
+    settings: Settings,
+) -> None:
     """Copy the records into FILE, also while a server runs.
 
-    The search index is not included: it is rebuilt from the records.
+    The search index is not included: it is rebuilt from the records. The file is encrypted, in the format of age, if
+    there is a recipient or a passphrase.
     """
+    asked_for_passphrase = passphrase_file is not None or not encrypt_to
+    encryption = Encryption(
+        recipients=encrypt_to, passphrase=passphrase_given(settings, passphrase_file) if asked_for_passphrase else None
+    )
+    encryption.check()
     require_records(settings)
     if file.exists() and not force:
         raise ConfigurationError(f"{file} exists already; --force replaces it.")
     if file.resolve() == (folder_of(settings) / NAME).resolve():
         raise ConfigurationError(f"{file} is the file of the records themselves.")
-    entry = AuditEntry(action="records.backed_up", object="file", name=str(file.resolve()))
+    details = {"encrypted": True} if encryption else {}
+    entry = AuditEntry(action="records.backed_up", object="file", name=str(file.resolve()), details=details)
     with audited(settings, entry), records(settings) as database:
-        copies.back_up(database, file)
-    _print_copy("Backed up", file, as_json=as_json)
+        counts = copies.back_up(database, file, encryption)
+    _print_copy("Backed up and encrypted" if encryption else "Backed up", file, counts, as_json=as_json)
 
 
 @click.command("restore")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--force", is_flag=True, help="Replace existing records; they are kept in another file.")
+@decryption_options
 @json_option
 @settings_option
-def restore(file: Path, force: bool, as_json: bool, settings: Settings) -> None:
+def restore(
+    file: Path,
+    force: bool,
+    identity: tuple[Path, ...],
+    passphrase_file: Path | None,
+    as_json: bool,
+    settings: Settings,
+) -> None:
     """Replace the records with FILE, a backup."""
     folder = folder_of(settings)
-    copies.validate(file)
-    with alone(folder):
-        if not (force or copies.is_empty(folder)):
-            raise Conflict(f"There are records in {folder} already; --force replaces them and keeps a copy.")
-        aside = copies.restore(folder, file)
-        with records(settings) as database:  # migrates the schema
-            known = database.reading(documents.embedder)
+    with copies.readable(file, decryption_given(settings, identity, passphrase_file), folder) as plain:
+        copies.validate(plain, file)
+        with alone(folder):
+            if not (force or copies.is_empty(folder)):
+                raise Conflict(f"There are records in {folder} already; --force replaces them and keeps a copy.")
+            aside = copies.restore(folder, plain, file)
+            with records(settings) as database:  # migrates the schema
+                known = database.reading(documents.embedder)
+        counts = copies.contents(plain)
     if aside is not None:
         notes().print(f"The previous records are kept as {aside}.")
     wanted = settings.embedding_model or LocalEmbedder.name
     if known is not None and known[0] != wanted:
         notes().print(documents.mismatch(known[0], wanted))
-    _print_copy("Restored", file, as_json=as_json)
+    _print_copy("Restored", file, counts, as_json=as_json)
 
 
-def _print_copy(done: str, file: Path, *, as_json: bool) -> None:
-    counts, used = copies.contents(file), file.stat().st_size
+def _print_copy(done: str, file: Path, counts: dict[str, int], *, as_json: bool) -> None:
+    used = file.stat().st_size
     parts = ", ".join(counted(number, table.removesuffix("s")) for table, number in counts.items())
     print_result(
         {"file": str(file), "bytes": used, **counts}, f"{done} {parts}: {file} ({size(used)}).", as_json=as_json

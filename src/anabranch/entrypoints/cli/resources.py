@@ -22,7 +22,7 @@ from anabranch.knowledge.records.database import Connection, Database
 from anabranch.models.factory import embedder_for
 
 if TYPE_CHECKING:
-    from anabranch.knowledge.index.reader import Generations
+    from anabranch.knowledge.index.manifest import Generations
     from anabranch.knowledge.knowledge import Knowledge
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ def read(settings: Settings, work: Callable[[Connection], list[T]]) -> list[T]:
 
 
 def index_of(settings: Settings) -> "Generations":
-    from anabranch.knowledge.index.reader import Generations  # noqa: PLC0415  numpy loads only where it is needed
+    from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
 
     return Generations(folder_of(settings) / "index")
 

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 import msgspec
@@ -16,6 +16,10 @@ from anabranch.domain.model import NEAR_DUPLICATES, ChunkType, Filters, Passage,
 from anabranch.entrypoints.cli.options import day, json_option, pairs, settings_option
 from anabranch.entrypoints.cli.resources import OPERATOR, knowledge, require_model, require_records
 from anabranch.entrypoints.cli.terminal import flat, joined, notes, output, place_of, print_json
+from anabranch.knowledge.model import PARTIAL
+
+if TYPE_CHECKING:  # it loads numpy
+    from anabranch.knowledge.search import SearchHits
 
 EXCERPT = 220
 MAX_COPIES = 5
@@ -74,23 +78,26 @@ def command(
         rerank=not no_rerank,
         near_duplicates=NEAR_DUPLICATES,
     )
-    found, timings = asyncio.run(_search(settings, search, explain=explain))
+    hits, timings = asyncio.run(_search(settings, search, explain=explain))
+    found = hits.passages
     if as_json:
         passages = [msgspec.structs.asdict(passage) | passage.shown_duplicates for passage in found]
-        print_json({"query": query, "passages": passages, "timings_ms": timings})
+        print_json({"query": query, "passages": passages, "timings_ms": timings, "partial": hits.partial})
     else:
         _show(query, found, timings, explain=explain)
+    if hits.partial:
+        notes().print(PARTIAL)
     sys.exit(0 if found else 3)
 
 
-async def _search(settings: Settings, query: Query, *, explain: bool) -> tuple[Sequence[Passage], dict[str, float]]:
+async def _search(settings: Settings, query: Query, *, explain: bool) -> "tuple[SearchHits, dict[str, float]]":
     """The passages, and timings: the first search includes loading the model and the index."""
     start = time.perf_counter()
     async with knowledge(settings) as opened:
         for name in query.filters.collections or ():
             await opened.collection(OPERATOR, name)
         ready = time.perf_counter()
-        found = await opened.search(query, OPERATOR)
+        found = await opened.find(query, OPERATOR)
         first = time.perf_counter()
         timings = {"open": ready - start, "first_search": first - ready}
         if explain:

@@ -20,6 +20,7 @@ from anabranch.domain.model import (
     Message,
     Passage,
     Question,
+    SourceReply,
     Status,
     Temperature,
     Value,
@@ -134,7 +135,7 @@ class EndpointSurface:
         if reply.status is not Status.SUCCESS:  # the reason is in the log: it may name our folders
             raise SearchUnavailable("The collection cannot be searched at the moment.")
         metadata = request.include_metadata is not False
-        return EndpointReply(summary=None, references=_references(publication, reply.passages, metadata=metadata))
+        return EndpointReply(summary=None, references=_references(publication, reply, metadata=metadata))
 
     def _search(self, publication: Publication, request: EndpointQuery) -> Question:
         text = _last_question(_turns(request))
@@ -185,10 +186,11 @@ def _last_question(turns: list[EndpointMessage]) -> str:
     return text
 
 
-def _references(publication: Publication, passages: tuple[Passage, ...], *, metadata: bool) -> dict[str, Any]:
+def _references(publication: Publication, reply: SourceReply, *, metadata: bool) -> dict[str, Any]:
+    partial = {} if reply.error is None else {"warning": reply.error}
     return {
-        "documents": [_document(passage, metadata=metadata) for passage in passages],
-        "provider_info": {"name": "anabranch", "endpoint": publication.path},
+        "documents": [_document(passage, metadata=metadata) for passage in reply.passages],
+        "provider_info": {"name": "anabranch", "endpoint": publication.path, **partial},
         "cost": 0.0,
     }
 

@@ -12,6 +12,7 @@ from prometheus_client.exposition import gzip_accepted
 from starlette.types import Scope
 
 from anabranch.app.anabranch import Anabranch
+from anabranch.app.readiness import NotReady
 from anabranch.domain.errors import Forbidden
 from anabranch.domain.model import Value
 from anabranch.entrypoints.http import openapi
@@ -32,6 +33,7 @@ class Health(Value, omit_defaults=True):
     status: str
     service: str = ""
     version: str = ""
+    reason: NotReady | None = None
 
 
 class OpsSurface:
@@ -81,7 +83,7 @@ class OpsSurface:
                 summary="Whether the server takes questions",
                 handler=self._ready,
                 response_types=(Health,),
-                statuses={200: "Ready.", 503: "Stopping."},
+                statuses={200: "Ready.", 503: "Stopping, or not able to work, for a `reason`."},
             ),
             at(
                 path="/openapi.json",
@@ -117,8 +119,11 @@ class OpsSurface:
         return self._healthy
 
     async def _ready(self, _call: Call[None]) -> Reply:
-        draining = self._stopping.received or self._anabranch.runs.draining
-        return Reply(msgspec.json.encode(Health(status="draining" if draining else "ready")), 503 if draining else 200)
+        if self._stopping.received or self._anabranch.runs.draining:
+            return Reply(msgspec.json.encode(Health(status="draining")), 503)
+        reason = await self._anabranch.readiness.reason()
+        status = "ready" if reason is None else "not_ready"
+        return Reply(msgspec.json.encode(Health(status=status, reason=reason)), 200 if reason is None else 503)
 
     async def _describe(self, _call: Call[None]) -> Reply:
         if self._description is None:

@@ -218,7 +218,7 @@ class QueryRenderer:
             removed_links=answer.removed_links,
             fallback=answer.fallback or UNSET,
             answer_json=sentence_by_sentence(answer) if self.settings.response_format == "json" else UNSET,
-            source_status=statuses(answer) if self.with_status else UNSET,
+            source_status=statuses(answer) if self.with_status or is_partial(answer) else UNSET,
             explanation=answer.explanation or UNSET,
             **verification(answer),
         )
@@ -441,6 +441,11 @@ def _citation(citation: Citation, passage: Passage) -> CitationView:
         answer_end=citation.end,
         page=place.page_at(place.start + citation.passage_start),
     )
+
+
+def is_partial(answer: Answer) -> bool:
+    """Whether a source has replied with less than it holds, and says why."""
+    return any(reply.status is Status.SUCCESS and reply.error is not None for reply in answer.replies)
 
 
 def statuses(answer: Answer) -> list[SourceStatus]:

@@ -19,6 +19,7 @@ from anabranch.entrypoints.http.openapi import parameter
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
 from anabranch.entrypoints.http.query import (
     citations,
+    is_partial,
     search_scope,
     sources,
     statuses,
@@ -213,7 +214,7 @@ class RagRenderer:
             support=answer.support,
             removed_links=answer.removed_links,
             fallback=_fallback(answer),
-            source_status=statuses(answer) if self.with_status else UNSET,
+            source_status=statuses(answer) if self.with_status or is_partial(answer) else UNSET,
             explanation=answer.explanation or UNSET,
             **verification(answer),
         )

@@ -72,7 +72,9 @@ async def search(
         raise SearchUnavailable(answer.replies[0].error or "The search failed.")
     results = tuple(_found(rank, passage) for rank, passage in enumerate(answer.passages, 1))
     nothing = message("refusal_no_documents") if answer.ground is Ground.NO_SOURCES else NOTHING_FOUND
-    hint = None if results else nothing
+    # A source that succeeded and names an error has found less than there is.
+    incomplete = next((reply.error for reply in answer.replies if reply.error), None)
+    hint = incomplete or (None if results else nothing)
     return SearchResponse(results=results, time_ms=answer.timings.total_ms, hint=hint)
 
 

@@ -137,7 +137,7 @@ class FoundPassage(Value):
 
 
 class SearchResponse(Value):
-    """`hint` says what to do when nothing was found."""
+    """`hint` says what to do when nothing was found, and why passages may be missing."""
 
     results: tuple[FoundPassage, ...]
     time_ms: int

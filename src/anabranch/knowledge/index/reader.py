@@ -1,22 +1,20 @@
-"""Reads the index: the manifest of its segments, the catalog of what a caller may see, and search over all segments."""
+"""Reads the index: the catalog of what a caller may see, and search over all segments."""
 
 import hashlib
 import math
-import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from datetime import date
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from anabranch.domain.model import ChunkType, Filters, Value
+from anabranch.domain.model import ChunkType, Filters
 from anabranch.knowledge.collection_names import only
-from anabranch.knowledge.durable_files import replace_file, sync_file
+from anabranch.knowledge.index.manifest import Generations, IndexManifest, SegmentDamaged
 from anabranch.knowledge.index.permission_classes import PermissionClasses
 from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
 from anabranch.knowledge.model import Caller, Collection
@@ -24,62 +22,11 @@ from anabranch.knowledge.records import collections, documents
 from anabranch.knowledge.records.database import Connection, Row, StaleSnapshot
 from anabranch.text.words import terms
 
-CURRENT = "CURRENT"
 MAX_CACHED_FILTERS = 64
 MAX_TYPES_READ = 50_000
 MAX_DELTA_PARTS = 8
 # Cached until something changes: the same callers ask again and again.
 MAX_CACHED_VIEWS = 32
-
-
-class IndexManifest(Value):
-    """`seq` is the last change that the segments include, `last_chunk` their highest chunk key: later chunks are the
-    delta."""
-
-    number: int = 0
-    seq: int = 0
-    last_chunk: int = 0
-    embedder: str = ""
-    dimensions: int = 0
-    segments: tuple[str, ...] = ()
-    built_at: float = 0.0
-
-
-class Generations:
-    """The folder of the index. One process writes; readers detect changes by the stamp of `CURRENT`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def stamp(self) -> tuple[int, int]:
-        try:
-            found = (self.folder / CURRENT).stat()
-        except FileNotFoundError:
-            return 0, 0
-        return found.st_ino, found.st_mtime_ns
-
-    def current(self) -> IndexManifest:
-        try:
-            return msgspec.json.decode((self.folder / CURRENT).read_bytes(), type=IndexManifest)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return IndexManifest()  # the index can be rebuilt
-
-    def path(self, segment: str) -> Path:
-        return self.folder / segment
-
-    def publish(self, manifest: IndexManifest) -> None:
-        """Make a manifest current; its segments must be on disk."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        sync_file(self.folder)
-        replace_file(self.folder / CURRENT, msgspec.json.encode(manifest))
-
-    def sweep(self, keep: IndexManifest) -> None:
-        """Delete segments that are not in the manifest. Readers that have them mapped can still read them."""
-        if not self.folder.is_dir():
-            return
-        for entry in self.folder.iterdir():
-            if entry.is_dir() and entry.name not in keep.segments:
-                shutil.rmtree(entry, ignore_errors=True)
 
 
 class Catalog:
@@ -269,12 +216,13 @@ class ReadSegment(NamedTuple):
 
 class View(NamedTuple):
     """What one search covers: each segment with the mask of its permitted rows (None permits all). `seen` hashes the
-    permitted documents."""
+    permitted documents. `partial`: a part of the index is damaged, and its chunks are not covered."""
 
     parts: tuple[tuple[Segment, Mask | None], ...]
     rows: int
     average: float
     seen: str = ""
+    partial: bool = False
 
     def nearest(self, query: NDArray[np.float32], limit: int) -> Hits:
         """The chunks nearest to a vector: keys and scores."""
@@ -339,7 +287,7 @@ class IndexReader:
         self._generations = generations
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] | None = None
-        self._segments: tuple[ReadSegment, ...] = ()
+        self._segments: dict[str, ReadSegment] = {}
         self._delta: tuple[ReadSegment, ...] = ()
         self._delta_seq = -1
         self._views: dict[tuple[int, int, bytes], View] = {}
@@ -363,10 +311,22 @@ class IndexReader:
 
     def _viewed(self, mask: Mask, chunks: Mask | None) -> View:
         """A view of the documents in the mask; of their chunks in the other mask, if there is one."""
-        parts = tuple((part.segment, _narrowed(mask, part, chunks)) for part in (*self._segments, *self._delta))
+        parts = tuple(
+            (part.segment, _narrowed(mask, part, chunks)) for part in (*self._segments.values(), *self._delta)
+        )
         rows = sum(len(segment) if chosen is None else int(chosen.sum()) for segment, chosen in parts)
         words = sum(segment.count_words(chosen) for segment, chosen in parts)
-        return View(parts, rows, words / rows if words else 1.0, self.catalog.fingerprint(mask))
+        average = words / rows if words else 1.0
+        return View(parts, rows, average, self.catalog.fingerprint(mask), self.is_partial)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a part of the index is damaged, as of the last refresh."""
+        return len(self._segments) < len(self.manifest.segments)
+
+    def is_reported_damaged(self) -> bool:
+        """Whether the manifest is damaged, or says that a segment is."""
+        return self._generations.is_damaged()
 
     def current_catalog(self, db: Connection) -> Catalog:
         """The catalog as of the connection's snapshot."""
@@ -383,23 +343,23 @@ class IndexReader:
         if max(self.catalog.seq, manifest.seq) > snapshot:
             raise StaleSnapshot
         if stamp != self._stamp:
-            try:
-                self._adopt(manifest)
-            except FileNotFoundError:
-                if self._generations.stamp() == stamp:
-                    raise
-                raise StaleSnapshot from None  # a newer generation has replaced the segment
+            self._adopt(manifest, stamp)
             self._stamp = stamp
         if self._delta_seq != self.catalog.seq:
             self._extend(db)
             self._delta_seq = self.catalog.seq
 
-    def _adopt(self, manifest: IndexManifest) -> None:
-        have = dict(zip(self.manifest.segments, self._segments, strict=True))
-        self._segments = tuple(
-            have.get(name) or self._part(Segment.map(self._generations.path(name), manifest.dimensions))
-            for name in manifest.segments
-        )
+    def _adopt(self, manifest: IndexManifest, stamp: tuple[int, int]) -> None:
+        opened: dict[str, ReadSegment] = {}
+        for name in manifest.segments:
+            try:
+                opened[name] = self._opened(manifest, name)
+            except SegmentDamaged:
+                if self._generations.stamp() != stamp:
+                    raise StaleSnapshot from None  # a newer generation has replaced the segment
+                if name not in manifest.damaged:
+                    self._generations.report(name)
+        self._segments = opened
         beyond = [(part, part.segment.keys > manifest.last_chunk) for part in self._delta]
         self._delta = tuple(
             part if keep.all() else self._part(Segment.merge([part.segment], [keep]))
@@ -408,6 +368,13 @@ class IndexReader:
         )
         self.manifest = manifest
         self._views.clear()  # they keep files mapped that have been replaced
+
+    def _opened(self, manifest: IndexManifest, name: str) -> ReadSegment:
+        """A segment that is what was written; SegmentDamaged otherwise."""
+        if name in self._segments and name not in manifest.damaged:
+            return self._segments[name]
+        self._generations.check(manifest, name)
+        return self._part(Segment.map(self._generations.path(name), manifest.dimensions))
 
     def _extend(self, db: Connection) -> None:
         """Add the documents to the delta that are in no segment yet; their chunks have the highest keys."""

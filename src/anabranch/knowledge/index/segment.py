@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabranch.knowledge.durable_files import sync_file
+from anabranch.knowledge.index.manifest import SegmentDamaged, checksum, lost
 
 Mask = NDArray[np.bool_]
 Bits = NDArray[np.uint64]
@@ -344,30 +345,40 @@ class Segment:
             return rows[_largest(scores[rows], limit)]
         return rows[_largest(products(code, self.codes[rows])[0], limit)]
 
-    def write(self, folder: Path) -> None:
-        """Write the arrays into a new folder; they are on disk when this returns."""
-        folder.mkdir(parents=True)
+    def write(self, folder: Path) -> str:
+        """Write the arrays into a new folder, and return their checksum; they are on disk when this returns."""
         arrays = {"keys": self.keys, "vectors": self.vectors, "codes": self.codes, **self.words._asdict()}
+        files: dict[str, bytes | memoryview] = {}
         if self.binary is not None:
             arrays |= {"bits": self.binary.bits, "middle": self.binary.mean}
-            (folder / REACH).write_text(f"{self.binary.first_pass} {self.binary.second_pass}", encoding="ascii")
+            files[REACH] = f"{self.binary.first_pass} {self.binary.second_pass}".encode()
         for name, array in arrays.items():
-            np.ascontiguousarray(array).tofile(folder / f"{name}.bin")
+            # A memoryview of nothing cannot be cast.
+            files[f"{name}.bin"] = np.ascontiguousarray(array).data.cast("B") if array.size else b""
+        folder.mkdir(parents=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
         for path in (*folder.iterdir(), folder):
             sync_file(path)
+        return checksum((name, len(files[name]), [files[name]]) for name in sorted(files))
 
     @classmethod
     def map(cls, folder: Path, dimensions: int, *, max_gathered: int = GATHERED) -> "Segment":
-        """A segment whose arrays are memory-mapped from its folder."""
-        array = {name: _mapped(folder / f"{name}.bin", kind) for name, kind in FILES.items()}
-        return cls(
-            array["keys"],
-            array["vectors"].reshape(-1, dimensions),
-            Postings(*(array[name] for name in Postings._fields)),
-            codes=array["codes"].reshape(-1, dimensions),
-            binary=_mapped_binary(folder, dimensions),
-            max_gathered=max_gathered,
-        )
+        """A segment whose arrays are memory-mapped from its folder; SegmentDamaged if they do not have the form."""
+        try:
+            array = {name: _mapped(folder / f"{name}.bin", kind) for name, kind in FILES.items()}
+            return cls(
+                array["keys"],
+                array["vectors"].reshape(-1, dimensions),
+                Postings(*(array[name] for name in Postings._fields)),
+                codes=array["codes"].reshape(-1, dimensions),
+                binary=_mapped_binary(folder, dimensions),
+                max_gathered=max_gathered,
+            )
+        except OSError as error:
+            raise lost(error, folder) from None
+        except (ValueError, TypeError):
+            raise SegmentDamaged(folder.name) from None
 
 
 def _mapped_binary(folder: Path, dimensions: int) -> BinaryVectors | None:

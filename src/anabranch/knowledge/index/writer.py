@@ -1,23 +1,28 @@
 """The index writer: writes new chunks into segments, merges segments, and replaces the vectors of another embedder.
 Needs the indexer lock."""
 
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from secrets import token_hex
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError, ConfigurationError
-from anabranch.knowledge.index.reader import Catalog, Generations, IndexManifest, load
+from anabranch.knowledge.index.manifest import Generations, IndexManifest, SegmentDamaged
+from anabranch.knowledge.index.reader import Catalog, load
 from anabranch.knowledge.index.segment import BinaryVectors, Mask, Segment
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records.database import Connection, Database, StoreFailed
+
+T = TypeVar("T")
 
 FOLD_ROWS = 5_000
 FOLD_S = 60.0
@@ -29,6 +34,7 @@ TAIL = 0.25
 FOLD_DOCUMENTS = 2_000
 KEPT_CHANGES = 100_000
 EMBED_BATCH = 256
+ATTEMPTS = 3
 
 
 class IndexWriter:
@@ -37,8 +43,10 @@ class IndexWriter:
         self._generations = generations
         self._embedder = embedder
         self._catalog = Catalog()
-        # The indexer updates the index in one task and erases in another.
+        # The indexer updates the index in one task, checks it in another, and erases in a third.
         self._lock = threading.Lock()
+        # Opened and found whole; the others are opened when they are needed.
+        self._opened: dict[str, Segment] = {}
 
     def unindexed(self) -> tuple[int, float]:
         """How many chunks are not in the index yet, and the age in seconds of the oldest."""
@@ -48,23 +56,137 @@ class IndexWriter:
 
     def fold(self) -> IndexManifest:
         """Index everything in the records: new chunks into new segments, then merges that are due."""
-        with self._lock:
+
+        def fold() -> IndexManifest:
             while self._fold_next():
                 pass
             self._merge(plan)
             self._rewrite_dead()
             return self._generations.current()
 
+        return self._on_whole_segments(fold)
+
     def compact(self) -> IndexManifest:
         """Merge everything into one segment if the small ones are a large enough share."""
-        with self._lock:
+
+        def compact() -> IndexManifest:
             self._merge(lambda sizes: 0 if len(sizes) > 1 and sum(sizes[1:]) > TAIL * sizes[0] else None)
             return self._generations.current()
 
+        return self._on_whole_segments(compact)
+
     def drop_deleted(self) -> int:
         """Rewrite every segment that has chunks of deleted documents, and delete its files; returns how many."""
+        return self._on_whole_segments(lambda: self._rewrite_dead(allowed=0.0))
+
+    def reported(self) -> bool:
+        """Whether a reader has found a segment damaged."""
+        return bool(self._generations.reported())
+
+    def repair(self) -> tuple[str, ...]:
+        """Rebuild segments that are damaged, or that earlier versions wrote without a checksum, from the records;
+        returns the names of those that were damaged. Until each is rebuilt, nothing is read from a damaged one."""
         with self._lock:
-            return self._rewrite_dead(allowed=0.0)
+            damaged = self._repair()
+        while self._rebuild_unchecked():
+            pass
+        return damaged
+
+    def verify(self, paced: Callable[[int], None]) -> tuple[str, ...]:
+        """Read all segments again; returns the names of those that are damaged, which are no longer read from."""
+        manifest = self._generations.current()
+        damaged = [name for name in manifest.segments if not self._is_whole(manifest, name, paced)]
+        with self._lock:
+            # Others may have been merged meanwhile: those are gone, not damaged.
+            return self._leave_out(damaged)
+
+    def _is_whole(self, manifest: IndexManifest, name: str, paced: Callable[[int], None]) -> bool:
+        try:
+            self._generations.check(manifest, name, paced)
+        except SegmentDamaged:
+            return False
+        return True
+
+    def _repair(self) -> tuple[str, ...]:
+        manifest = self._generations.current()
+        found = [name for name in manifest.segments if self._open(manifest, name) is None]
+        damaged = self._leave_out({*found, *self._generations.reported()})
+        while left_out := (manifest := self._generations.current()).damaged:
+            self._rebuild_segment(manifest.segments.index(left_out[0]))
+        return damaged
+
+    def _on_whole_segments(self, work: Callable[[], T]) -> T:
+        """Repair the index, and change it; again if a segment turns out to be damaged meanwhile."""
+        for _ in range(ATTEMPTS):
+            with self._lock, suppress(SegmentDamaged):
+                self._repair()
+                return work()
+        raise StoreFailed("New segments of the index are damaged as soon as they are written. Check the disk.")
+
+    def _open(self, manifest: IndexManifest, name: str) -> Segment | None:
+        """A segment, checked when it is first opened; None if it is damaged."""
+        self._opened = {kept: part for kept, part in self._opened.items() if kept in manifest.segments}
+        if name in manifest.damaged:
+            return None
+        if name not in self._opened:
+            try:
+                self._generations.check(manifest, name)
+                self._opened[name] = Segment.map(self._generations.path(name), manifest.dimensions)
+            except SegmentDamaged:
+                return None
+        return self._opened[name]
+
+    def _leave_out(self, damaged: Collection[str]) -> tuple[str, ...]:
+        """Let nobody read from damaged segments any more; returns those that the manifest has."""
+        manifest = self._generations.current()
+        found = tuple(name for name in manifest.segments if name in damaged and name not in manifest.damaged)
+        for name in found:
+            self._opened.pop(name, None)
+            shutil.rmtree(self._generations.path(name), ignore_errors=True)  # makes room for the manifest
+        if found:
+            left_out = (*manifest.damaged, *found)
+            self._publish(msgspec.structs.replace(manifest, number=manifest.number + 1, damaged=left_out))
+        return found
+
+    def _rebuild_unchecked(self) -> bool:
+        """Rebuild a segment that an earlier version wrote; returns whether there was one. The lock is released between
+        two of them, so that others can write."""
+        with self._lock:
+            manifest = self._generations.current()
+            unchecked = [at for at, name in enumerate(manifest.segments) if name not in manifest.checksums]
+            if unchecked:
+                self._rebuild_segment(unchecked[0])
+            if len(unchecked) == 1:
+                self._merge(plan)
+            return bool(unchecked)
+
+    def _rebuild_segment(self, at: int) -> None:
+        """Replace a segment, and the damaged ones after it, with new ones from the records. Segments are ranges of
+        chunk keys, so those around them say which chunks they held."""
+        manifest = self._generations.current()
+        end = at + 1
+        while end < len(manifest.segments) and manifest.segments[end] in manifest.damaged:
+            end += 1
+        is_last = end == len(manifest.segments)
+        first = int(self._whole(manifest, manifest.segments[at - 1]).keys[-1]) if at else 0
+        last = manifest.last_chunk if is_last else int(self._whole(manifest, manifest.segments[end]).keys[0]) - 1
+        new = tuple(self._from_records(first, last, manifest.number + 1))
+        self._replace(manifest, at, end, new)
+
+    def _from_records(self, first: int, last: int, number: int) -> Iterator[tuple[str, str]]:
+        """Segments of the chunks after `first`, up to `last`: their names and checksums."""
+
+        def read(db: Connection) -> tuple[list[int], Segment]:
+            waiting = documents.after_chunk(db, first, last)[:FOLD_DOCUMENTS]
+            return waiting, load(db, waiting)
+
+        while True:
+            waiting, segment = self._database.reading(read)
+            if len(segment):
+                first = int(segment.keys[-1])
+                yield self._written(segment, number)
+            if len(waiting) < FOLD_DOCUMENTS:
+                return
 
     def rebuild(self) -> IndexManifest:
         """Build the index from the records."""
@@ -84,44 +206,61 @@ class IndexWriter:
 
         segment, more = self._database.reading(read)
         if len(segment):
-            segments = (*manifest.segments, self._written(segment, manifest.number + 1))
-            self._publish(
-                IndexManifest(
-                    number=manifest.number + 1,
-                    seq=self._catalog.seq,
-                    last_chunk=int(segment.keys[-1]),
-                    dimensions=segment.vectors.shape[1],
-                    segments=segments,
-                )
+            held = msgspec.structs.replace(
+                manifest, last_chunk=int(segment.keys[-1]), dimensions=segment.vectors.shape[1]
             )
+            at = len(manifest.segments)
+            self._replace(held, at, at, [self._written(segment, manifest.number + 1)])
             # A reader that has not seen them reloads everything.
             self._database.writing(lambda db: documents.trim_changes(db, self._catalog.seq - KEPT_CHANGES))
         return more
 
     def _merge(self, chosen: Callable[[Sequence[int]], int | None]) -> None:
         manifest = self._generations.current()
-        parts = [Segment.map(self._generations.path(name), manifest.dimensions) for name in manifest.segments]
+        parts = [self._whole(manifest, name) for name in manifest.segments]
         begin = chosen([len(part) for part in parts])
         if begin is not None:
-            self._replace(manifest, begin, len(parts), parts[begin:])
+            self._join(manifest, begin, len(parts))
 
     def _rewrite_dead(self, allowed: float = DEAD) -> int:
         """Rewrite the segments of which more than a share is deleted; returns how many."""
         manifest = self._generations.current()
         for at, name in enumerate(manifest.segments):
-            part = Segment.map(self._generations.path(name), manifest.dimensions)
+            part = self._whole(manifest, name)
             if len(part) - int(self._alive(part).sum()) > allowed * len(part):
-                self._replace(manifest, at, at + 1, [part])
+                self._join(manifest, at, at + 1)
                 return 1 + self._rewrite_dead(allowed)
         return 0
 
-    def _replace(self, manifest: IndexManifest, begin: int, end: int, parts: Sequence[Segment]) -> None:
-        """Replace adjacent segments with one that leaves out deleted chunks."""
-        whole = Segment.merge(parts, [self._alive(part) for part in parts])
-        new = (self._written(whole, manifest.number + 1),) if len(whole) else ()
-        segments = (*manifest.segments[:begin], *new, *manifest.segments[end:])
+    def _join(self, manifest: IndexManifest, begin: int, end: int) -> None:
+        """Replace adjacent segments with one that leaves out deleted chunks. They are read again first: what is damaged
+        must not get a new checksum."""
+        names = manifest.segments[begin:end]
+        for name in names:
+            self._opened.pop(name, None)
+        parts = [self._whole(manifest, name) for name in names]
+        joined = Segment.merge(parts, [self._alive(part) for part in parts])
+        self._replace(manifest, begin, end, [self._written(joined, manifest.number + 1)] if len(joined) else [])
+
+    def _whole(self, manifest: IndexManifest, name: str) -> Segment:
+        segment = self._open(manifest, name)
+        if segment is None:
+            raise SegmentDamaged(name)
+        return segment
+
+    def _replace(self, manifest: IndexManifest, begin: int, end: int, new: Sequence[tuple[str, str]]) -> None:
+        """Publish a manifest with new segments, of these names and checksums, in the place of others."""
+        segments = (*manifest.segments[:begin], *(name for name, _ in new), *manifest.segments[end:])
+        checksums = {**manifest.checksums, **dict(new)}
         self._publish(
-            msgspec.structs.replace(manifest, number=manifest.number + 1, segments=segments, seq=self._catalog.seq)
+            msgspec.structs.replace(
+                manifest,
+                number=manifest.number + 1,
+                segments=segments,
+                checksums={name: checksums[name] for name in segments if name in checksums},
+                damaged=tuple(name for name in manifest.damaged if name in segments),
+                seq=max(manifest.seq, self._catalog.seq),
+            )
         )
 
     def _alive(self, part: Segment) -> Mask:
@@ -130,12 +269,12 @@ class IndexWriter:
         keys = self._catalog.documents_of(part.keys)
         return np.asarray(alive[keys], bool) if len(alive) else np.zeros(len(part), bool)
 
-    def _written(self, segment: Segment, number: int) -> str:
+    def _written(self, segment: Segment, number: int) -> tuple[str, str]:
+        """Write a segment; returns its name and checksum."""
         # A name is never reused, not even after the index was deleted: readers cache segments by name.
         name = f"segment-{number}-{token_hex(3)}"
         segment.binary = BinaryVectors.of(segment.vectors)
-        segment.write(self._generations.path(name))
-        return name
+        return name, segment.write(self._generations.path(name))
 
     def _publish(self, manifest: IndexManifest) -> None:
         manifest = msgspec.structs.replace(manifest, embedder=self._embedder, built_at=time.time())

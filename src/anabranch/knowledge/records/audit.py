@@ -17,6 +17,7 @@ from anabranch.domain.audit import USER, Actor, AuditEntry, AuditFilter, AuditRe
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records.database import as_json
+from anabranch.knowledge.records.schema import AUDIT, MIGRATIONS
 
 # A name has another salt every day: who did what on different days cannot be compared once it is forgotten.
 DAY_US = 86_400_000_000
@@ -166,6 +167,15 @@ def expire(db: sqlite3.Connection, days: float) -> int:
 def head(db: sqlite3.Connection) -> AuditHead:
     seq, found = db.execute("SELECT head_seq, head_hash FROM audit_chain").fetchone()
     return AuditHead(seq=seq, hash=found.hex())
+
+
+def is_kept(db: sqlite3.Connection) -> bool:
+    """Whether the records have an audit log; those of earlier versions do not."""
+    try:
+        version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.Error:  # damaged: `verify` says how
+        return True
+    return version > MIGRATIONS.index(AUDIT)
 
 
 def verify(db: sqlite3.Connection, noted: AuditHead | None = None) -> list[AuditFinding]:

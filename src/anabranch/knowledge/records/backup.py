@@ -13,27 +13,82 @@ from anabranch.domain.errors import ConfigurationError, Conflict
 from anabranch.knowledge.durable_files import sync_file
 from anabranch.knowledge.records import audit, erasures
 from anabranch.knowledge.records.database import NAME, Database, migrate
+from anabranch.knowledge.records.encryption import Decryption, Encryption, is_encrypted
 from anabranch.knowledge.records.schema import MIGRATIONS
 
+PLAIN = ".decrypted-backup-"
 TABLES = {"facts", "collections", "documents", "chunks", "embeddings", "jobs", "keys"}
 
 
-def back_up(database: Database, file: Path) -> None:
-    """Copy the records into a file while they are in use; the file appears when it is complete."""
+def back_up(database: Database, file: Path, encryption: Encryption = Encryption()) -> dict[str, int]:  # noqa: B008  frozen
+    """Copy the records into a file while they are in use; the file appears when it is complete. Returns the number of
+    rows in the main tables."""
+    encryption.check()
     database.writing(lambda db: erasures.note_backup(db, file))
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with _private(beside):
-            database.backup(beside)
+            counts = _copy_encrypted(database, beside, encryption) if encryption else _copy(database, beside)
             sync_file(beside)
             beside.replace(file)
             sync_file(file.resolve().parent)
+            return counts
     except (OSError, sqlite3.Error) as error:
         raise ConfigurationError(f"{file} cannot be written ({getattr(error, 'strerror', error)}).") from None
 
 
-def restore(folder: Path, file: Path) -> Path | None:
-    """Replace the records in a folder with a backup; returns where the old ones are kept. The caller holds the lock."""
+def _copy(database: Database, target: Path) -> dict[str, int]:
+    database.backup(target)
+    return contents(target)
+
+
+def _copy_encrypted(database: Database, target: Path, encryption: Encryption) -> dict[str, int]:
+    """The copy that is encrypted is beside the records: what is not encrypted is not written anywhere else."""
+    with _plain_file(database.path.parent) as plain:
+        counts = _copy(database, plain)
+        with plain.open("rb") as source, target.open("wb") as encrypted:
+            encryption.encrypt(source, encrypted)
+    return counts
+
+
+@contextmanager
+def readable(file: Path, decryption: Decryption, folder: Path) -> Iterator[Path]:
+    """The backup, or for an encrypted one a decrypted copy beside the records, which is deleted afterwards."""
+    if not is_encrypted(file):
+        yield file
+        return
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _plain_file(folder) as plain:
+        with plain.open("wb") as target:
+            decryption.decrypt(file, target)
+        yield plain
+
+
+@contextmanager
+def _plain_file(folder: Path) -> Iterator[Path]:
+    """A temporary file in the data folder. What a killed process has left there is deleted."""
+    for left in folder.glob(f"{PLAIN}*"):
+        if not _is_running(left.name.removeprefix(PLAIN)):
+            left.unlink(missing_ok=True)
+    plain = folder / f"{PLAIN}{os.getpid()}"
+    with _private(plain):
+        yield plain
+
+
+def _is_running(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return int(process) != os.getpid()
+
+
+def restore(folder: Path, file: Path, name: Path | None = None) -> Path | None:
+    """Replace the records in a folder with a backup, whose name is another if it was decrypted; returns where the old
+    ones are kept. The caller holds the lock."""
+    name = name or file
     fresh = folder / f"{NAME}.restoring"
     fresh.unlink(missing_ok=True)
     try:
@@ -42,29 +97,31 @@ def restore(folder: Path, file: Path) -> Path | None:
                 source.backup(copy)
                 copy.execute("PRAGMA journal_mode = DELETE")
                 migrate(copy)
-                audit.append(copy, _restored(file, folder / NAME))
+                audit.append(copy, _restored(name, folder / NAME))
             sync_file(fresh)
             return _replace(folder, fresh)
     except (OSError, sqlite3.Error) as error:
-        raise ConfigurationError(f"{file} cannot be restored into {folder} ({error}).") from None
+        raise ConfigurationError(f"{name} cannot be restored into {folder} ({error}).") from None
 
 
-def validate(file: Path) -> None:
-    """Raises ConfigurationError unless the file is an undamaged backup of a supported version."""
+def validate(file: Path, name: Path | None = None) -> None:
+    """Raises ConfigurationError unless the file, whose name is another if it was decrypted, is an undamaged backup of a
+    supported version."""
+    name = name or file
     try:
         with closing(_read_only(file)) as db:
             version = int(db.execute("PRAGMA user_version").fetchone()[0])
             tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if version < 1 or not tables >= TABLES:
-                raise ConfigurationError(f"{file} is a database, but not one of Anabranch's.")
+                raise ConfigurationError(f"{name} is a database, but not one of Anabranch's.")
             if version > len(MIGRATIONS):
                 raise ConfigurationError(
-                    f"{file} is of schema version {version}, written by a newer Anabranch. Update Anabranch."
+                    f"{name} is of schema version {version}, written by a newer Anabranch. Update Anabranch."
                 )
             if db.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
-                raise ConfigurationError(f"{file} is damaged.")
+                raise ConfigurationError(f"{name} is damaged.")
     except sqlite3.Error as error:
-        raise ConfigurationError(f"{file} is not a backup, or a damaged one ({error}).") from None
+        raise ConfigurationError(f"{name} is not a backup, or a damaged one ({error}).") from None
 
 
 def is_empty(folder: Path) -> bool:

@@ -6,13 +6,15 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from anabranch.domain.errors import AnabranchError, ConfigurationError
+from anabranch.knowledge.disk import is_nearly_full, release_reserve
 from anabranch.knowledge.records.schema import MIGRATIONS
 from anabranch.policies.fair_threads import FairThreads
 
@@ -46,12 +48,18 @@ READERS = 4
 SNAPSHOTS = 5
 # A checkpoint waits for BUSY_S each time.
 CHECKPOINTS = 3
+# With less free space, an input/output error is taken for that of a full disk.
+FULL_BYTES = 256 * 1024
 
 
 class StoreFailed(AnabranchError):
     """The records cannot be read or written: the disk is full, or another process holds the lock."""
 
     code = "service_unavailable"
+
+
+class DiskFull(StoreFailed):
+    """The records cannot be written because the disk is full."""
 
 
 class StaleSnapshot(Exception):
@@ -69,6 +77,9 @@ class Database:
         self._lock = threading.Condition()
         self._uses = 0
         self._closed = False
+        # The last write failed like this; None if it did not.
+        self._failure: StoreFailed | None = None
+        self._locked_since = 0.0
         self._writer = FairThreads.of(1, "records-writer")
         self._readers = FairThreads.of(READERS, "records-reader")
 
@@ -79,8 +90,14 @@ class Database:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             database = cls(folder)
             database.path.touch(mode=0o600)  # the folder may be readable by others
-            with database._connection() as connection:
-                migrate(connection)
+            try:
+                with database._connection() as connection:
+                    migrate(connection)
+            except sqlite3.OperationalError:  # on a full disk a process that starts needs some space
+                if not (is_nearly_full(folder, FULL_BYTES) and release_reserve(folder)):
+                    raise
+                with database._connection() as connection:
+                    migrate(connection)
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(
                 f"AGGREGATOR_DATA_DIR: the records in {folder} cannot be opened ({error}). Check who may read and "
@@ -104,21 +121,62 @@ class Database:
                     raise StoreFailed(f"The records cannot be read ({error}).") from error
         raise StoreFailed("The index is being replaced too often to search it; ask again.")
 
-    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._writer.run(self.writing, work)
+    async def write(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False) -> T:
+        return await self._writer.run(partial(self.writing, work, deleting=deleting))
 
-    def writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Write in the calling thread: all or nothing, and on disk when this returns."""
+    def writing(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False) -> T:
+        """Write in the calling thread: all or nothing, and on disk when this returns. If the disk is full, what deletes
+        may use the reserve."""
+        try:
+            return self._written(work)
+        except DiskFull:
+            if not (deleting and release_reserve(self.path.parent)):
+                raise
+        return self._written(work, sparing=True)
+
+    def _written(self, work: Callable[[sqlite3.Connection], T], *, sparing: bool = False) -> T:
         with self._connection() as connection:
             for attempt in range(RETRIES + 1):
                 try:
-                    with _transaction(connection, "BEGIN IMMEDIATE"):
-                        return work(connection)
+                    spared = _little_written(connection) if sparing else nullcontext()
+                    with spared, _transaction(connection, "BEGIN IMMEDIATE"):
+                        done = work(connection)
                 except sqlite3.OperationalError as error:
                     if attempt == RETRIES or error.sqlite_errorcode not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                        raise StoreFailed(f"The records cannot be written ({error}).") from error
+                        self._failure = self._failed(error)
+                        raise self._failure from error
                     time.sleep(RETRY_S)
+                else:
+                    self._failure = None
+                    return done
         raise AssertionError
+
+    def _failed(self, error: sqlite3.OperationalError) -> StoreFailed:
+        is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL or (
+            error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR and is_nearly_full(self.path.parent, FULL_BYTES)
+        )
+        kind = DiskFull if is_full else StoreFailed
+        return kind(f"The records cannot be written ({error}).")
+
+    def check_writable(self) -> None:
+        """Raise StoreFailed if the records cannot be written now. Nothing is written, unless the last write has
+        failed."""
+        if not os.access(self.path, os.R_OK | os.W_OK) or not os.access(self.path.parent, os.W_OK | os.X_OK):
+            raise StoreFailed(f"{self.path} may not be written.")
+        if self._failure is not None:
+            self.writing(lambda db: db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}"))
+        try:
+            with closing(sqlite3.connect(self.path, timeout=0, isolation_level=None)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise StoreFailed(f"The records cannot be written ({error}).") from error
+            self._locked_since = self._locked_since or time.monotonic()
+            if time.monotonic() - self._locked_since > BUSY_S:
+                raise StoreFailed("Another process has locked the records for too long.") from error
+        else:
+            self._locked_since = 0.0
 
     def backup(self, target: Path) -> None:
         """Copy the records with SQLite's online backup, while they are in use."""
@@ -173,6 +231,19 @@ class Database:
                     self._lock.notify_all()
 
 
+@contextmanager
+def _little_written(connection: sqlite3.Connection) -> Iterator[None]:
+    """What is deleted is not overwritten in its pages: those would be written to the log first. The erasure that
+    follows a deletion rewrites the file."""
+    with suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA wal_checkpoint(RESTART)")  # the log begins again in the space that it has
+    connection.execute("PRAGMA secure_delete = FAST")
+    try:
+        yield
+    finally:
+        connection.execute("PRAGMA secure_delete = ON")
+
+
 def _vacuum(connection: sqlite3.Connection) -> None:
     connection.execute("VACUUM")
     # A reader of an older snapshot holds the log for the time of its query.
@@ -194,6 +265,20 @@ def connect(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA cache_size = -16000")
     connection.execute("PRAGMA mmap_size = 17179869184")
     return connection
+
+
+@contextmanager
+def read_only(file: Path) -> Iterator[sqlite3.Connection]:
+    """A snapshot of a records file, which is neither changed nor migrated. StoreFailed if it cannot be read."""
+    # Without a log nobody has it open: then SQLite needs no files beside it.
+    access = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
+    try:
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?{access}", uri=True, isolation_level=None)) as reader:
+            reader.row_factory = sqlite3.Row
+            reader.execute("BEGIN")
+            yield reader
+    except sqlite3.Error as error:
+        raise StoreFailed(f"{file} cannot be read ({error}).") from error
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:

@@ -21,6 +21,7 @@ from anabranch.knowledge.records.schema import MEASURE
 
 CURSOR_FACT = "cursor_secret"
 WIDTH = 8
+MAX_KEY = 2**63 - 1
 MAX_ATTRIBUTES = 200
 MAX_ATTRIBUTE = 500
 NameColumn = Literal["filename", "title"]
@@ -419,9 +420,10 @@ def with_attribute(db: sqlite3.Connection, name: str, value: str) -> list[int]:
     return _column(db, "SELECT document FROM attributes WHERE name = ? AND value = ?", name, value)
 
 
-def after_chunk(db: sqlite3.Connection, chunk: int) -> list[int]:
-    """The keys of documents whose chunks come after a chunk, in the order of their chunks."""
-    return _column(db, "SELECT key FROM documents WHERE first_chunk > ? ORDER BY first_chunk", chunk)
+def after_chunk(db: sqlite3.Connection, chunk: int, last: int | None = None) -> list[int]:
+    """The keys of documents whose chunks come after a chunk, up to `last`, in the order of their chunks."""
+    query = "SELECT key FROM documents WHERE first_chunk > ? AND first_chunk <= ? ORDER BY first_chunk"
+    return _column(db, query, chunk, last if last is not None else MAX_KEY)
 
 
 def unindexed(db: sqlite3.Connection, last_chunk: int) -> tuple[int, float | None]:
@@ -439,6 +441,16 @@ def indexable_chunks(db: sqlite3.Connection, documents: Sequence[int]) -> list[s
         "WHERE documents.key IN (SELECT value FROM json_each(?)) ORDER BY chunks.key",
         (as_json(documents),),
     ).fetchall()
+
+
+def vectors_between(
+    db: sqlite3.Connection, first: int, last: int, limit: int
+) -> Iterator[tuple[list[int], list[bytes]]]:
+    """The keys and vectors of the chunks from one key to another, so many at once."""
+    query = "SELECT chunk, vector FROM embeddings WHERE chunk BETWEEN ? AND ? ORDER BY chunk LIMIT ?"
+    while found := _pairs(db, query, first, last, limit):
+        yield [key for key, _ in found], [vector for _, vector in found]
+        first = found[-1][0] + 1
 
 
 def chunk_texts(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, str]]:

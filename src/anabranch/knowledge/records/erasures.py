@@ -1,9 +1,10 @@
 """What is to be erased and what was, the tables that are erased from, and the backups that were made."""
 
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -244,6 +245,13 @@ def failed(db: sqlite3.Connection, erasures: Iterable[Erasure], reason: str, ret
 def note_backup(db: sqlite3.Connection, path: Path, made_at: float | None = None) -> None:
     made_at = time.time() if made_at is None else made_at
     db.execute("INSERT OR REPLACE INTO backups VALUES (?, ?)", (str(path.resolve()), made_at))
+
+
+def noted_backups(db: sqlite3.Connection) -> list[Path]:
+    """All backups that are still there; none if the records are of a version that does not note them."""
+    with suppress(sqlite3.Error):
+        return backups_before(db, math.inf)
+    return []
 
 
 def backups_before(db: sqlite3.Connection, moment: float) -> list[Path]:

@@ -1,0 +1,75 @@
+"""`anabranch verify`: checks of the records, the index, the audit log and backups."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from anabranch.app.knowledge_opener import folder_of
+from anabranch.configuration.settings import Settings
+from anabranch.domain.errors import ConfigurationError
+from anabranch.entrypoints.cli.options import (
+    decryption_given,
+    decryption_options,
+    head_noted,
+    json_option,
+    noted_option,
+    settings_option,
+)
+from anabranch.entrypoints.cli.resources import require_records
+from anabranch.entrypoints.cli.terminal import print_json, progress, write_text
+
+
+@click.command("verify")
+@click.argument("backups", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@noted_option
+@decryption_options
+@json_option
+@settings_option
+def command(
+    backups: tuple[Path, ...],
+    noted: str | None,
+    identity: tuple[Path, ...],
+    passphrase_file: Path | None,
+    as_json: bool,
+    settings: Settings,
+) -> None:
+    """Verify the records, the index, the audit log and backups; nothing is changed.
+
+    BACKUPS are files, or folders of them, besides those that were made of these records. It also works while a server
+    runs. The exit status is 1 if there is a problem.
+    """
+    from anabranch.knowledge.integrity import CHECKS, CheckRequest, run  # noqa: PLC0415  numpy loads only where it is needed
+
+    require_records(settings)
+    request = CheckRequest(
+        folder=folder_of(settings),
+        noted=head_noted(noted),
+        backups=tuple(_files(backups)),
+        decryption=decryption_given(settings, identity, passphrase_file),
+    )
+    results = []
+    for check in CHECKS:
+        with progress(f"Verifying the {check.name}") as advance:
+            results.append(run(check, request, advance))
+        if not as_json:
+            one = results[-1]
+            state, checked = "problem" if one.problems else "ok", f" ({one.checked})" if one.checked else ""
+            write_text(f"{one.name:<10} {state}{checked}")
+            for problem in one.problems:
+                write_text(f"  {problem}")
+    has_problems = any(one.problems for one in results)
+    if as_json:
+        print_json({"ok": not has_problems, "checks": results})
+    sys.exit(1 if has_problems else 0)
+
+
+def _files(given: Sequence[Path]) -> Iterator[Path]:
+    for path in given:
+        if not path.is_dir():
+            yield path
+        elif found := sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")):
+            yield from found
+        else:
+            raise ConfigurationError(f"There are no files in {path}.")

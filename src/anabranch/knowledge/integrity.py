@@ -1,0 +1,193 @@
+"""Checks of a data folder: records, index, audit log and backups. They only read, also while a server runs."""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from anabranch.domain.errors import AnabranchError
+from anabranch.domain.model import Value
+from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged, decoded
+from anabranch.knowledge.index.segment import Segment
+from anabranch.knowledge.records import audit, backup, documents, erasures
+from anabranch.knowledge.records.consistency import inconsistencies
+from anabranch.knowledge.records.database import NAME, Connection, read_only
+from anabranch.knowledge.records.encryption import Decryption, is_encrypted
+
+MAX_PROBLEMS = 100
+# Chunks of a segment that are compared with the records at once.
+COMPARED = 5_000
+
+# Told how much is done, and of how much.
+Progress = Callable[[int, int], None]
+
+
+class CheckResult(Value):
+    """`checked` says what was looked at; without `problems` it is as it should be."""
+
+    name: str
+    checked: str
+    problems: tuple[str, ...] = ()
+
+
+class CheckRequest(NamedTuple):
+    """The data folder, the newest record of the audit log as it was noted earlier, backups besides those that the
+    records name, and what decrypts them."""
+
+    folder: Path
+    noted: audit.AuditHead | None = None
+    backups: Sequence[Path] = ()
+    decryption: Decryption = Decryption()
+
+
+class Check(NamedTuple):
+    name: str
+    run: Callable[[CheckRequest, Progress], CheckResult]
+
+
+def check_records(request: CheckRequest, _: Progress) -> CheckResult:
+    with read_only(request.folder / NAME) as db:
+        problems = tuple(inconsistencies(db))
+        checked = "the file and its rows" if problems else _counted(db)
+    return CheckResult(name="records", checked=checked, problems=problems[:MAX_PROBLEMS])
+
+
+def _counted(db: Connection) -> str:
+    found, chunks = documents.counts(db)
+    return f"{_number(found, 'document')}, {_number(chunks, 'chunk')}"
+
+
+def check_index(request: CheckRequest, progress: Progress) -> CheckResult:
+    """The checksums of all segments, and that they hold the chunks of the records with their vectors."""
+    generations = Generations(request.folder / "index")
+    try:
+        manifest, segments = _opened(generations)
+    except SegmentDamaged:
+        return CheckResult(name="index", checked="the manifest", problems=("The manifest of the index is damaged.",))
+    problems = [f"Segment {name} is damaged." for name, segment in segments.items() if segment is None]
+    # What a snapshot holds that begins now was there when the manifest was written.
+    with read_only(request.folder / NAME) as db:
+        problems += _differences(db, manifest, segments, progress)
+    held = sum(len(segment) for segment in segments.values() if segment is not None)
+    unchecked = sum(name not in manifest.checksums for name in segments)
+    earlier = f", {unchecked} without a checksum: a server of this version rebuilds them" if unchecked else ""
+    checked = f"{_number(len(segments), 'segment')}, {_number(held, 'chunk')}{earlier}"
+    return CheckResult(name="index", checked=checked, problems=tuple(problems[:MAX_PROBLEMS]))
+
+
+def _opened(generations: Generations) -> tuple[IndexManifest, dict[str, Segment | None]]:
+    """The manifest and its segments, None for the damaged ones; those of a newer one if a segment was replaced."""
+    while True:
+        stamp = generations.stamp()
+        if not stamp[0]:
+            return IndexManifest(), {}
+        manifest = decoded((generations.folder / CURRENT).read_bytes())
+        segments = {name: _whole(generations, manifest, name) for name in manifest.segments}
+        if None not in segments.values() or generations.stamp() == stamp:
+            return manifest, segments
+
+
+def _whole(generations: Generations, manifest: IndexManifest, name: str) -> Segment | None:
+    try:
+        generations.check(manifest, name)
+        return Segment.map(generations.path(name), manifest.dimensions)
+    except SegmentDamaged:
+        return None
+
+
+def _differences(
+    db: Connection, manifest: IndexManifest, segments: dict[str, Segment | None], progress: Progress
+) -> Iterator[str]:
+    """Which segments lack chunks of the records, or have them with other vectors."""
+    last = 0
+    for name, segment in segments.items():
+        if segment is None or not len(segment):
+            last = -1  # the next one does not say where its range begins
+            continue
+        begin = int(segment.keys[0]) if last < 0 else last + 1
+        is_last = name == manifest.segments[-1]
+        last = manifest.last_chunk if is_last else int(segment.keys[-1])
+        missing = other = 0
+        for chunks, vectors in documents.vectors_between(db, begin, last, COMPARED):
+            keys = np.asarray(chunks)
+            rows = np.minimum(segment.keys.searchsorted(keys), len(segment) - 1)
+            held = segment.keys[rows] == keys
+            missing += int((~held).sum())
+            indexed = [row.tobytes() for row in segment.vectors[rows]]
+            same = np.fromiter(map(operator.eq, vectors, indexed), bool, len(keys))
+            other += int((held & ~same).sum())
+            progress(min(int(keys[-1]), manifest.last_chunk), manifest.last_chunk)
+        if missing:
+            yield f"Segment {name} lacks {_number(missing, 'chunk')} of the records."
+        if other:
+            yield f"Segment {name} has other vectors than the records for {_number(other, 'chunk')}."
+
+
+def check_audit(request: CheckRequest, _: Progress) -> CheckResult:
+    with read_only(request.folder / NAME) as db:
+        return _audit_log(db, request.noted)
+
+
+def _audit_log(db: Connection, noted: audit.AuditHead | None) -> CheckResult:
+    if not audit.is_kept(db):
+        return CheckResult(name="audit log", checked="not kept by the version that wrote the records")
+    findings = audit.verify(db, noted)
+    problems = tuple(f"Record {one.seq}: {one.problem}" if one.seq else one.problem for one in findings)
+    checked = "the chain of hashes" if problems else f"up to record {audit.head(db).seq}"
+    return CheckResult(name="audit log", checked=checked, problems=problems)
+
+
+def check_backups(request: CheckRequest, progress: Progress) -> CheckResult:
+    """The backups that the records name and that are still there, and those that are named."""
+    with read_only(request.folder / NAME) as db:
+        noted = erasures.noted_backups(db)
+    given = [file.resolve() for file in request.backups]
+    files = list(dict.fromkeys([*given, *noted]))
+    problems: list[str] = []
+    unread = 0
+    for done, file in enumerate(files):
+        progress(done, len(files))
+        if file not in given and is_encrypted(file) and not request.decryption:
+            unread += 1
+        else:
+            problems += _backup_problems(file, request)
+    skipped = f", {unread} of them encrypted and not read: name their key with --identity" if unread else ""
+    return CheckResult(name="backups", checked=f"{_number(len(files), 'backup')}{skipped}", problems=tuple(problems))
+
+
+def _backup_problems(file: Path, request: CheckRequest) -> Iterator[str]:
+    try:
+        with backup.readable(file, request.decryption, request.folder) as plain:
+            backup.validate(plain, file)
+            with read_only(plain) as db:
+                yield from (f"{file}: {one}" for one in (*inconsistencies(db), *_audit_log(db, None).problems))
+    except AnabranchError as error:
+        yield error.message
+    except OSError as error:
+        yield f"{file} cannot be read ({error.strerror})."
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+# To check one more thing, add it here.
+CHECKS = (
+    Check("records", check_records),
+    Check("index", check_index),
+    Check("audit log", check_audit),
+    Check("backups", check_backups),
+)
+
+
+def run(check: Check, request: CheckRequest, progress: Progress) -> CheckResult:
+    """The result of a check; what it cannot read is a problem."""
+    try:
+        return check.run(request, progress)
+    except AnabranchError as error:
+        reason = error.message
+    except OSError as error:
+        reason = f"{error.filename} cannot be read ({error.strerror})."
+    return CheckResult(name=check.name, checked="", problems=(reason,))
