@@ -1,5 +1,7 @@
-"""Checks of a data folder: records, index, audit log and backups. They only read, also while a server runs."""
+"""Checks of a data folder and its server: records, index, audit log, backups, and what confines the parsers. They only
+read, also while a server runs."""
 
+import asyncio
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +13,8 @@ from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
 from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged, decoded
 from anabranch.knowledge.index.segment import Segment
+from anabranch.knowledge.parse import restrictions
+from anabranch.knowledge.parse.confinement import APPLIED
 from anabranch.knowledge.records import audit, backup, documents, erasures
 from anabranch.knowledge.records.consistency import inconsistencies
 from anabranch.knowledge.records.database import NAME, Connection, read_only
@@ -169,6 +173,14 @@ def _backup_problems(file: Path, request: CheckRequest) -> Iterator[str]:
         yield f"{file} cannot be read ({error.strerror})."
 
 
+def check_parsers(_: CheckRequest, __: Progress) -> CheckResult:
+    """What a parser gives up on this machine; what cannot be applied is no damage."""
+    found = asyncio.run(restrictions())
+    missing = [f"{name}: {state}" for name, state in found.items() if state != APPLIED]
+    applied = _number(len(found) - len(missing), "restriction")
+    return CheckResult(name="parsers", checked="; ".join((f"{applied} applied", *missing)))
+
+
 def _number(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
@@ -179,6 +191,7 @@ CHECKS = (
     Check("index", check_index),
     Check("audit log", check_audit),
     Check("backups", check_backups),
+    Check("parsers", check_parsers),
 )
 
 

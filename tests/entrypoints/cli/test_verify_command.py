@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -72,7 +73,9 @@ def audit_bytes(records: Path) -> list[tuple[int, int]]:
 
 
 def problems(folder: Path) -> dict[str, tuple[str, ...]]:
-    found = [run_check(check, CheckRequest(folder), lambda done, total: None) for check in CHECKS]
+    """What the checks of files find."""
+    of_files = [check for check in CHECKS if check.name != "parsers"]
+    found = [run_check(check, CheckRequest(folder), lambda done, total: None) for check in of_files]
     return {one.name: one.problems for one in found if one.problems}
 
 
@@ -105,8 +108,8 @@ def test_a_whole_folder_is_verified_and_not_changed(run: Run, data: Path) -> Non
     before = {file: file.read_bytes() for file in data.rglob("*") if file.is_file()}
     ran = run("verify")
     assert ran.code == 0
-    assert [line.split()[0] for line in ran.out.splitlines()] == ["records", "index", "audit", "backups"]
-    assert ran.out.count(" ok ") == 4
+    assert [line.split()[0] for line in ran.out.splitlines()] == ["records", "index", "audit", "backups", "parsers"]
+    assert ran.out.count(" ok ") == 5
     assert {file: file.read_bytes() for file in data.rglob("*") if file.is_file()} == before
 
 
@@ -198,6 +201,17 @@ def test_records_of_an_earlier_version_are_verified_as_they_are(run: Run, data: 
 def test_without_records_there_is_nothing_to_verify(run: Run, data: Path) -> None:
     shutil.rmtree(data)
     assert run("verify").code == 1
+
+
+def test_what_does_not_confine_parsers_is_shown_and_no_problem(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def restrictions() -> dict[str, str]:
+        return {"no files (Landlock)": "the kernel refuses it (Function not implemented)", "no capabilities": "applied"}
+
+    assert re.search(r"^parsers    ok \(\d restrictions? applied", run("verify").out, re.MULTILINE)
+    monkeypatch.setattr("anabranch.knowledge.integrity.restrictions", restrictions)
+    ran = run("verify")
+    said = "(1 restriction applied; no files (Landlock): the kernel refuses it (Function not implemented))"
+    assert (ran.code, f"parsers    ok {said}" in " ".join(ran.out.split("\n"))) == (0, True)
 
 
 def test_what_a_check_cannot_read_is_a_problem() -> None:

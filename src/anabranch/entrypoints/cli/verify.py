@@ -1,4 +1,4 @@
-"""`anabranch verify`: checks of the records, the index, the audit log and backups."""
+"""`anabranch verify`: checks of the records, the index, the audit log, backups, and what confines the parsers."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ def command(
     """Verify the records, the index, the audit log and backups; nothing is changed.
 
     BACKUPS are files, or folders of them, besides those that were made of these records. It also works while a server
-    runs. The exit status is 1 if there is a problem.
+    runs. It says what of the confinement of parsers could not be applied. The exit status is 1 if there is a problem.
     """
     from anabranch.knowledge.integrity import CHECKS, CheckRequest, run  # noqa: PLC0415  numpy loads only where it is needed
 
