@@ -381,8 +381,9 @@ class Indexer:
             for claims in (claimed := await self._claim()):
                 tasks.create_task(self._process(claims))
             if not claimed:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._finished.wait(), POLL_S)
+                with suppress(TimeoutError):  # wait_for of Python 3.11 can lose a cancellation
+                    async with asyncio.timeout(POLL_S):
+                        await self._finished.wait()
 
     async def _step(self) -> bool:
         """Ingest the next documents of every lane; False if none wait."""
