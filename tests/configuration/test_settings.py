@@ -118,7 +118,7 @@ DEFAULTS: dict[str, object] = {
     "caller_uploads": 16,
     "caller_upload_bytes": 134_217_728,
     "max_upload_bytes": 536_870_912,
-    "caller_response_bytes": 67_108_864,
+    "caller_response_bytes": 16_777_216,
     "max_response_bytes": 268_435_456,
     "model_retries": 2,
     "retry_budget": 0.2,

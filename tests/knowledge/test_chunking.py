@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.domain.contracts import Embedder
-from anabranch.knowledge.chunking import chunk, effective
+from anabranch.knowledge.chunking import LONG_SPACE, chunk, effective
 from anabranch.knowledge.ingest import recipe_of
 from anabranch.knowledge.model import Block, BlockKind, Chunking, Parsed, Piece, Strategy
 from anabranch.models.minilm import MiniLM
@@ -79,6 +79,7 @@ visible = st.one_of(
     st.lists(words, max_size=60).map(" ".join),
     st.lists(words, max_size=60).map("\n".join),
     st.integers(1, 400).map(lambda count: "x" * count),
+    st.integers(900, 3_000).map(lambda count: f"Herons eat{' ' * count}fish{' ' * 1_200}too."),
     st.builds(lambda some, times: " ".join(some * times), st.lists(words, min_size=1, max_size=30), st.integers(1, 40)),
     st.builds(prose, st.sampled_from("abcdef"), st.integers(100, 6000)),
 )
@@ -167,6 +168,8 @@ def test_sentences_and_tables_that_fit_are_not_split(
         whole = [(block.start, block.end)]
         for start, end in whole if block.kind in ("table", "code") else sentences(text, block.start, block.end):
             inner = text[start:end].strip()
+            if re.search(rf"\s{{{LONG_SPACE}}}", inner):
+                continue
             if len(embedder.tokens(inner)) <= size - sum(len(embedder.tokens(text[h.start : h.end])) for h in headings):
                 at = text.index(inner, start)
                 assert any(piece.start <= at and at + len(inner) <= piece.end for piece in found)
@@ -470,3 +473,12 @@ def test_minilm_tells_two_topics_apart(minilm: MiniLM) -> None:
     document = parsed(("paragraph", f"{BEES} {BRIDGES}"))
     found = promises(document, Chunking(strategy="semantic"), minilm)
     assert read(document, found) == [BEES, BRIDGES]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("space", [" " * 300_000, "\n" * 300_000, " \t" * 70_000 + "\n" * 70_000])
+def test_no_chunk_has_long_white_space(strategy: Strategy, space: str) -> None:
+    document = parsed(("paragraph", f"Herons eat fish.{space}Otters eat fish, too,{space}and so do seals.{space}Why?"))
+    found = read(document, pieces(document, strategy=strategy))
+    assert max(map(len, found)) < 2 * LONG_SPACE
+    assert "".join("".join(found).split()) == "".join(document.text.split())

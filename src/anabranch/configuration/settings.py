@@ -176,7 +176,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     caller_uploads: Count = 16
     caller_upload_bytes: Bytes = 128 * 1024 * 1024
     max_upload_bytes: Bytes = 512 * 1024 * 1024
-    caller_response_bytes: Bytes = 64 * 1024 * 1024
+    caller_response_bytes: Bytes = 16 * 1024 * 1024
     max_response_bytes: Bytes = 256 * 1024 * 1024
     caller_steps: Count = 2_500
     caller_pending_documents: Count = 10_000

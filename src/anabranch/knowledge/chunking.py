@@ -19,6 +19,8 @@ SEGMENT = 65_536
 LONG_TOKEN = 100
 LONG_TOKEN_STEP = 8
 MAX_CLUSTER = 32
+# White space that is longer than this is in no chunk.
+LONG_SPACE = 1_000
 # Words end before white space, and in scripts without spaces after every character.
 _WORD_END = re.compile(r"[\s\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 _NOT_SPACE = re.compile(r"\S")
@@ -41,10 +43,15 @@ class TokenLengths:
         self._embedder = embedder
         self._size = size
         self._starts = array("I")
+        before = start
         while start < end:
             line = text.find("\n", start + SEGMENT, end)
             stop = line if line != -1 else end
             for low, high in embedder.tokens(text[start:stop]):
+                if (space := start + low - before) > LONG_SPACE:
+                    # As many tokens as a chunk may have: no chunk goes on behind it.
+                    self._starts.extend(range(before, start + low, max(1, space // size)))
+                before = start + high
                 if high - low <= LONG_TOKEN:
                     self._starts.append(start + low)
                 else:

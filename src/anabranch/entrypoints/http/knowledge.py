@@ -345,14 +345,16 @@ class KnowledgeSurface:
         begin, stop = min(start, len(content)), max(min(start, len(content)), min(end, len(content)))
         view = msgspec.structs.replace(
             await self._view(knowledge, call.caller, found),
-            content=content[begin:stop],
+            content="",
             content_start=begin,
             content_end=stop,
             content_length=len(content),
             page_starts=found.page_starts or msgspec.UNSET,
         )
-        # A large one takes a moment to encode.
-        return view if stop - begin < MAX_ENCODED else Reply(await asyncio.to_thread(msgspec.json.encode, view))
+        part = content[begin:stop]
+        if len(part) < MAX_ENCODED:
+            return msgspec.structs.replace(view, content=part)
+        return Reply(await asyncio.to_thread(wire.encoded_document, view, part))
 
     async def _chunks(self, call: Call[None]) -> wire.ChunkPage:
         limit = _number(call.query, "limit", 100, least=1, most=MAX_CHUNKS)

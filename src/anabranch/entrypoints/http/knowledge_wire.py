@@ -1,5 +1,6 @@
 """The types of spec 5's surface of collections and documents."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import CollectionCounts
 
 MAX_DEPTH = 20
+# Characters of a document; a millisecond or two.
+ENCODED_AT_ONCE = 500_000
 # Checked by `EndpointPath`, whose message says what a path has.
 PATH_SCHEMA = {"pattern": f"^{OWNER_SLUG.pattern}$"}
 PRINTABLE = {"allOf": [{"pattern": r"^[^\x00-\x1f\x7f]*$"}, {"pattern": r"\S"}]}
@@ -331,6 +334,14 @@ class ChunkPage(Value):
     total: int
     has_more: bool
     next: str | None
+
+
+def encoded_document(view: DocumentView, content: str) -> bytes:
+    """A view as JSON with this content. A large one is encoded in parts: nothing else runs while one is encoded."""
+    mark = secrets.token_hex(16)
+    before, after = msgspec.json.encode(msgspec.structs.replace(view, content=mark)).split(mark.encode())
+    parts = (content[at : at + ENCODED_AT_ONCE] for at in range(0, len(content), ENCODED_AT_ONCE))
+    return b"".join((before, *(msgspec.json.encode(part)[1:-1] for part in parts), after))
 
 
 class DocumentDeleted(Value):

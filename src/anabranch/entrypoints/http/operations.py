@@ -473,10 +473,12 @@ async def send_empty(send: Send, status: int, headers: Headers = ()) -> None:
 
 
 async def send_body(send: Send, body: bytes, *, more: bool, within_s: float = PIECE_S) -> None:
-    """Sends in pieces with a time limit for each, so that a client that does not read cannot hold much memory."""
+    """Sends in pieces with a time limit for each, so that a client that does not read cannot hold much memory. After
+    each piece others get their turn: sending to a client that reads quickly never waits."""
     for start in range(0, len(body) - PIECE_BYTES, PIECE_BYTES):
         async with asyncio.timeout(within_s):
             await send({"type": "http.response.body", "body": body[start : start + PIECE_BYTES], "more_body": True})
+        await asyncio.sleep(0)
     sent = max(0, (len(body) - 1) // PIECE_BYTES) * PIECE_BYTES
     await send({"type": "http.response.body", "body": body[sent:] if sent else body, "more_body": more})
 
