@@ -15,6 +15,7 @@ import pytest
 from anabranch.domain.audit import Actor, AuditEntry, AuditFilter, AuditRecord, acting
 from anabranch.knowledge.model import CollectionSettings, NewDocument, Permissions
 from anabranch.knowledge.records import audit, collections, keys
+from anabranch.knowledge.records.audit import MAX_GRANTED
 from anabranch.knowledge.records.database import Connection, Database
 from support.knowledge_fixtures import ALICE, OPERATOR, text, workshop
 
@@ -341,3 +342,19 @@ def test_hostile_names_are_kept_as_far_as_they_can_be(database: Database) -> Non
     assert len(record.name) < 100
     add(database, "key.created", object="key:1", name="n" * 100_000)
     assert len(records(database)[0].name or "") == audit.MAX_NAME
+
+
+async def test_what_changes_nothing_leaves_no_record_and_a_long_list_a_short_one(tmp_path: Path) -> None:
+    many = Permissions(visibility="restricted", allowed_users=tuple(f"user {number}" for number in range(1_000)))
+    async with workshop(tmp_path) as opened:
+        await opened.collection("hers", ALICE)
+        await opened.put("Herons eat fish.", collection="hers", caller=ALICE)
+        await opened.room.describe_collection(ALICE, "hers", description="Birds", permissions=many)
+        await opened.room.describe(ALICE, "Herons", title="Herons", permissions=many)
+        before = records(opened.database)
+        for _ in range(3):
+            await opened.room.describe_collection(ALICE, "hers", description="Birds", permissions=many)
+            await opened.room.describe(ALICE, "Herons", title="Herons", permissions=many)
+        assert records(opened.database) == before
+        assert [one.details["granted_count"] for one in before[:2]] == [1_000, 1_000]
+        assert len(before[0].granted) == MAX_GRANTED

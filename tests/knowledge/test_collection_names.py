@@ -52,6 +52,10 @@ def test_a_name_is_composed() -> None:
         ("\u06612", "digits of several scripts"),
         ("two  spaces", "several spaces"),
         ("collection:x", "must not begin with"),
+        ("COLLECTION:x", "must not begin with"),
+        ("collection\uff1ax", "looks like another character"),
+        ("bob\u2215x", "looks like another character"),
+        ("..", "must not be '.' or '..'"),
         ("collections", "stands for all collections"),
         ("", "1 to 100"),
         ("n" * 101, "1 to 100"),
@@ -93,6 +97,8 @@ def test_an_address_is_exact_whatever_others_name_their_collections() -> None:
         assert matching(one.address, ALL, ALICE) == [one]
     assert only("bob/notes", ALL, ALICE) == ODD
     assert only("collection:notes", ALL, ALICE) == ALICES
+    assert only("collection:bob/notes", [ODD], ALICE) is None, "a name does not stand in for an owner"
+    assert unambiguous(ODD, ALL, ALICE, "collection:") == "collection:carol/bob/notes"
 
 
 def test_collections_with_one_address_are_named_by_their_ids() -> None:

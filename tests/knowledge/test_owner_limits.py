@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.domain.errors import QuotaReached
+from anabranch.domain.errors import LimitReached, QuotaReached
 from anabranch.domain.shares import Limit
 from anabranch.knowledge.records.database import connect, migrate
 from anabranch.knowledge.records.schema import MIGRATIONS, STORED
@@ -13,7 +13,7 @@ from support.knowledge_fixtures import ALICE, BOB, Workshop, text, workshop
 
 def counted(shop: Workshop) -> dict[str, tuple[int, int]]:
     """The count of each owner, which must be what the documents say."""
-    summed = "SELECT owner, count(*), sum(stored_bytes) FROM documents GROUP BY owner ORDER BY owner"
+    summed = "SELECT owner, count(*), sum(stored_bytes + length(metadata)) FROM documents GROUP BY owner ORDER BY owner"
     kept, real = (
         shop.database.reading(lambda db, query=query: db.execute(query).fetchall())  # type: ignore[misc]
         for query in ("SELECT owner, documents, bytes FROM stored", summed)
@@ -54,6 +54,29 @@ async def test_at_the_limit_a_stored_document_can_have_a_new_version(tmp_path: P
         assert counted(shop)["alice"][0] == 2
 
 
+async def test_a_request_of_more_documents_than_may_wait_is_refused(tmp_path: Path) -> None:
+    limits = {"pending_documents": Limit(name="pending_documents", description="waiting documents", each=0.5)}
+    async with workshop(tmp_path, limits=limits) as shop:
+        await shop.collection("hers", ALICE)
+        with pytest.raises(LimitReached):
+            await shop.room.ingest(ALICE, "hers", [text(f"{number} herons.") for number in range(3)])
+        await shop.room.ingest(ALICE, "hers", [text(f"{number} herons.") for number in range(2)])
+
+
+async def test_a_page_ends_early_where_documents_have_much_metadata(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as shop:
+        await shop.collection("hers", ALICE)
+        metadata = {"note": "x" * 60_000}
+        await shop.put(
+            *(f"{number} herons." for number in range(40)), collection="hers", caller=ALICE, metadata=metadata
+        )
+        assert counted(shop)["alice"][1] > 40 * 60_000
+        first, total = await shop.room.documents(ALICE, "hers", 0, 1_000)
+        assert 30 <= len(first) < total == 40
+        rest, _ = await shop.room.documents(ALICE, "hers", first[-1].key, 1_000)
+        assert len(first) + len(rest) == total
+
+
 def test_records_of_before_are_counted(tmp_path: Path) -> None:
     connection = connect(tmp_path / "records.sqlite")
     migrate(connection, MIGRATIONS[: MIGRATIONS.index(STORED)])
@@ -66,5 +89,5 @@ def test_records_of_before_are_counted(tmp_path: Path) -> None:
         sql = f"INSERT INTO documents ({columns}, {more}, stored_bytes) VALUES ({places})"
         connection.execute(sql, values)
     migrate(connection)
-    assert [tuple(row) for row in connection.execute("SELECT * FROM stored")] == [("alice", 2, 20), ("bob", 1, 10)]
+    assert [tuple(row) for row in connection.execute("SELECT * FROM stored")] == [("alice", 2, 24), ("bob", 1, 12)]
     connection.close()

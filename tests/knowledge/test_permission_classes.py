@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.knowledge.index.permission_classes import MIN_UNUSED, PermissionClasses
+from anabranch.knowledge.index.permission_classes import MIN_UNUSED, CollectionReaders, PermissionClasses
 from anabranch.knowledge.model import FOLLOWS_COLLECTION, Caller, Collection, CollectionSettings, Permissions
 
 NAMES = st.sampled_from(["", "alice", "bob", "carol"])
@@ -37,7 +37,9 @@ def test_a_class_permits_whom_its_permissions_permit(
     collections = {1: collection(1, *theirs), 2: collection(2, "bob", Permissions(visibility="private"))}
     classes = PermissionClasses()
     numbers = [classes.number(*one) for one in documents]
-    permitted = classes.permitted(caller, collections)
+    readers = CollectionReaders(collections.values()).permitting(caller)
+    assert readers == {key for key, one in collections.items() if one.permits(caller)}
+    permitted = classes.permitted(caller, readers)
     for (owner, permissions, where), number in zip(documents, numbers, strict=True):
         followed = collections.get(where) if permissions == FOLLOWS_COLLECTION else None
         expected = permissions.permits(caller, owner) or (followed is not None and followed.permits(caller))
@@ -55,5 +57,5 @@ def test_classes_that_no_document_has_are_forgotten() -> None:
         numbers[0] = classes.number("mallory", shared, 1)
         classes.renumber(numbers, alive)
         assert len(classes) <= MIN_UNUSED + 5
-    assert classes.permitted(bob, {})[numbers].tolist()[::2] == [True, False]
-    assert classes.permitted(alice, {})[numbers].tolist()[::2] == [False, True]
+    assert classes.permitted(bob)[numbers].tolist()[::2] == [True, False]
+    assert classes.permitted(alice)[numbers].tolist()[::2] == [False, True]

@@ -116,6 +116,8 @@ class Rules:
         visible = self.shelves_of(who)
         if exact := [one for one in visible if name in (one.id, one.address)]:
             return exact
+        if name.startswith("collection:") and "/" in name:
+            return []
         named = [one for one in visible if name.removeprefix("collection:") == one.name]
         return [one for one in named if one.owner == who] or named
 

@@ -40,6 +40,13 @@ async def test_the_operator_has_a_larger_share_and_a_key_may_have_its_own() -> N
     assert things.limit.of(Claimant(name="alice", limits={"others": 5})) == 2
 
 
+@pytest.mark.parametrize("waiting", [0, 9])
+async def test_a_limit_of_nothing_refuses_at_once(waiting: int) -> None:
+    things = share(each=2, waiting=waiting)
+    with pytest.raises(LimitReached):
+        things.enter(caller=Claimant(name="alice", limits={"things": 0}))
+
+
 async def test_a_caller_with_many_requests_does_not_delay_one_with_few() -> None:
     things = share(total=1, queued=1_000)
     running = things.enter(caller=ALICE)

@@ -19,7 +19,7 @@ BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe
 OVERLAYS = re.compile("[\u0334-\u0338\u0488\u0489\u20d2\u20d3\u20d8-\u20da\u20dd-\u20e0\u20e2-\u20e8]")
 MAX_MARKS = 2
 # Latin letters and signs that are drawn as an ASCII letter, an apostrophe, a stop, a colon or a slash.
-LOOKALIKES = frozenset("ɑɡɩɪʟʜʏǀǃꞁꞌʹʺʻʼʽˈˊˋ·ːꓸꓹ")
+LOOKALIKES = frozenset("ɑɡɩɪʟʜʏǀǃꞁꞌʹʺʻʼʽˈˊˋ·ːꓸꓹ․‐‑∶：꞉∕⁄⧸／ƅƖ")
 # Letters of other scripts that are drawn as one of ASCII. A script of which a name has only such letters is refused.
 DRAWN_AS_ASCII = {
     "CYRILLIC": frozenset("аеорсухіјѕһԁԛԝӏѵькАВЕЅІЈКМНОРСТУХҮԌԚԜӀ"),
@@ -48,7 +48,9 @@ def checked_name(name: str) -> str:
         raise InvalidQuestion(f"The name {EVERYTHING!r} stands for all collections; choose another one.")
     if "  " in name:
         raise InvalidQuestion("name has several spaces in a row; write one.")
-    if name.startswith(ADDRESS):
+    if name in (".", ".."):
+        raise InvalidQuestion("name must not be '.' or '..': they are left out of addresses on the web.")
+    if name.casefold().startswith(ADDRESS):
         raise InvalidQuestion(f"name must not begin with {ADDRESS!r}: the addresses of collections do.")
     for character in name:
         _check_character(character)
@@ -58,9 +60,10 @@ def checked_name(name: str) -> str:
 
 
 def matching(name: str, visible: Sequence[Collection], caller: Caller) -> list[Collection]:
-    """The collection with this id, else address, else name; of several with the name the caller's own, else all."""
+    """The collection with this id, else address, else name; of several with the name the caller's own, else all. What
+    is written as an address with an owner is never a name: whoever may choose a name could stand in for that owner."""
     written = {name, unicodedata.normalize("NFC", name)}
-    bare = written | {one.removeprefix(ADDRESS) for one in written}
+    bare = {one.removeprefix(ADDRESS) for one in written if not (one.startswith(ADDRESS) and "/" in one)}
     has_own = caller.operator or caller.user is not None
     named = [one for one in visible if one.name in bare]
     return (

@@ -37,7 +37,8 @@ class ListFilter(Value):
 def page(
     db: Connection, catalog: Catalog, caller: Caller, wanted: ListFilter, after: int, limit: int
 ) -> tuple[list[StoredDocument], int]:
-    """The documents after a key, stored ones first, and how many there are in total."""
+    """The documents after a key, stored ones first, and how many there are in total. There may be fewer than the limit,
+    although others follow, if they have much metadata."""
     found: list[StoredDocument] = []
     total = 0
     if wanted.status in (None, "all", "completed"):
@@ -72,7 +73,8 @@ def _stored_page(
         permitted[jobs.stored_with_open_item(db, caller)] = False
     keys = catalog.keys(wanted.collection, permitted)
     begin = int(np.searchsorted(keys, after, side="right"))
-    return with_states(db, caller, documents.by_keys(db, keys[begin : begin + limit].tolist())), len(keys)
+    some = documents.first_of(db, keys[begin : begin + limit].tolist())
+    return with_states(db, caller, documents.by_keys(db, some)), len(keys)
 
 
 def with_states(db: Connection, caller: Caller, stored: Iterable[StoredDocument]) -> list[StoredDocument]:

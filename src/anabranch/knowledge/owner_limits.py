@@ -35,13 +35,13 @@ class OwnerLimits:
             self._check_stored("documents", most - jobs.count_versions(db, collection, sent))
 
     def check_waiting(self, db: Connection, owner: str, sent: int, size: int) -> None:
-        """LimitReached if that is more than may wait. What is larger than the limit is accepted when nothing waits."""
+        """LimitReached if that is more than may wait. What is larger than the limit on bytes is accepted when nothing
+        waits."""
         waiting = jobs.backlog(db, owner)
-        if not waiting.pending_documents:
-            return
-        for name, more in (("pending_documents", sent), ("pending_bytes", size)):
-            if getattr(waiting, name) + more > self._allowed(name):
-                raise limit_reached(self._limits[name], self._allowed(name))
+        if waiting.pending_documents + sent > self._allowed("pending_documents"):
+            raise limit_reached(self._limits["pending_documents"], self._allowed("pending_documents"))
+        if waiting.pending_documents and waiting.pending_bytes + size > self._allowed("pending_bytes"):
+            raise limit_reached(self._limits["pending_bytes"], self._allowed("pending_bytes"))
 
     def _check_stored(self, name: str, held: float) -> None:
         if held > self._allowed(name):

@@ -113,6 +113,9 @@ class Share:
     def enter(self, units: float = 1.0, caller: Claimant | None = None) -> Held:
         """Hold units, or wait for them; LimitReached if the caller has its share, Overloaded if all is in use."""
         account = self._account(caller or claimant.get())
+        if account.bound <= 0:
+            self._forget(account)
+            self._refuse(account)
         held = Held(self, account, units)
         if not account.waiting and not self._queue and self._fits(held):
             self._grant(held)

@@ -5,7 +5,7 @@ import binascii
 from base64 import b64decode
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 from starlette.datastructures import FormData, Headers, QueryParams, UploadFile
@@ -24,7 +24,7 @@ from anabranch.entrypoints.http.errors import KNOWLEDGE, RequestTimedOut, Reques
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation, Reply
 from anabranch.knowledge.model import Caller, Chunking, DocumentStatus, NewDocument, StoredDocument
-from anabranch.knowledge.records.documents import Cursors
+from anabranch.knowledge.records.documents import LEAST_PAGE, Cursors
 from anabranch.network.addresses import parse
 
 if TYPE_CHECKING:  # it imports numpy
@@ -316,12 +316,14 @@ class KnowledgeSurface:
         knowledge = await self.anabranch.knowledge()
         cursors = await knowledge.cursors()
         after = _after(call.query, cursors)
+        wanted: dict[str, Any] = {"status": status, "connector_id": call.query.get("connector_id")}
         found, total = await knowledge.documents(
-            *(call.caller, call.query.get("collection"), after, limit + 1),
-            status=cast("DocumentStatus | Literal['all'] | None", status),
-            connector_id=call.query.get("connector_id"),
+            *(call.caller, call.query.get("collection"), after, limit + 1), **wanted
         )
         page, more = found[:limit], len(found) > limit
+        if not more and len(page) >= LEAST_PAGE:  # it may have ended early
+            rest, _ = await knowledge.documents(*(call.caller, call.query.get("collection"), page[-1].key, 1), **wanted)
+            more = bool(rest)
         known = {one.key: one for one in await knowledge.chosen(call.caller, None)}
         return wire.DocumentPage(
             # A collection may have been deleted meanwhile, with its documents.

@@ -1,7 +1,7 @@
 """Documents with equal owner and permissions share a class. A caller is looked up in those that permit it, so that the
 classes of others cost it nothing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -44,13 +44,12 @@ class PermissionClasses:
                 self._of.setdefault(reader, []).append(found)
         return found
 
-    def permitted(self, caller: Caller, collections: Mapping[int, Collection]) -> NDArray[np.bool_]:
-        """Which classes permit a caller."""
+    def permitted(self, caller: Caller, followed: Iterable[int] = ()) -> NDArray[np.bool_]:
+        """Which classes permit a caller whom these collections permit."""
         if caller.operator:
             return np.ones(len(self), np.bool_)
         mask = np.zeros(len(self), np.bool_)
-        followed = (f"{ADDRESS}{key}" for key, one in collections.items() if one.permits(caller))
-        for reader in (EVERYBODY, *_names(caller), *followed):
+        for reader in (EVERYBODY, *_names(caller), *(f"{ADDRESS}{key}" for key in followed)):
             mask[self._of.get(reader, [])] = True
         return mask
 
@@ -67,6 +66,33 @@ class PermissionClasses:
         numbers[:] = 0
         numbers[alive] = renumbered
         self._limit = MIN_UNUSED + 2 * len(self)
+
+
+class CollectionReaders:
+    """Which collections permit a caller."""
+
+    def __init__(self, collections: Iterable[Collection] = ()) -> None:
+        self._classes = PermissionClasses()
+        self._numbers: dict[int, int] = {}
+        for one in collections:
+            self.add(one)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether most permissions are those that collections had before."""
+        return len(self._classes) > MIN_UNUSED + 2 * len(self._numbers)
+
+    def add(self, one: Collection) -> None:
+        """Add a collection, or replace its permissions."""
+        self._numbers[one.key] = self._classes.number(one.owner, one.settings.default_permissions, 0)
+
+    def remove(self, key: int) -> None:
+        self._numbers.pop(key, None)
+
+    def permitting(self, caller: Caller) -> set[int]:
+        """The keys of the collections."""
+        permitted = self._classes.permitted(caller)
+        return {key for key, number in self._numbers.items() if permitted[number]}
 
 
 def _readers(one: PermissionClass) -> Iterator[str]:

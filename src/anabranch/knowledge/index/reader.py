@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from anabranch.domain.model import ChunkType, Filters
 from anabranch.knowledge.collection_names import only
 from anabranch.knowledge.index.manifest import Generations, IndexManifest, SegmentDamaged
-from anabranch.knowledge.index.permission_classes import PermissionClasses
+from anabranch.knowledge.index.permission_classes import CollectionReaders, PermissionClasses
 from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
 from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import collections, documents
@@ -38,6 +38,7 @@ class Catalog:
         self._table = np.zeros(0, _ROW)
         self._chunks = np.zeros(0, np.int32)
         self._classes = PermissionClasses()
+        self._readers = CollectionReaders()
         self._attributes: OrderedDict[tuple[str, str], Mask] = OrderedDict()
 
     def refresh(self, db: Connection) -> tuple[int, bool]:
@@ -47,8 +48,7 @@ class Catalog:
         if head <= self.seq:
             return head, False
         everything = self.seq < 0 or oldest > self.seq + 1
-        if everything or documents.have_collections_changed(db, self.seq):
-            self.collections = {collection.key: collection for collection in collections.listed(db)}
+        self._refresh_collections(db, [0] if everything else documents.changed_collections(db, self.seq))
         if everything:
             self._table = np.zeros(0, _ROW)
             self._store(documents.rows(db))
@@ -62,6 +62,20 @@ class Catalog:
         self._attributes.clear()
         self.seq = head
         return head, everything
+
+    def _refresh_collections(self, db: Connection, keys: Sequence[int]) -> None:
+        """Read those that have changed: others may have long lists of users. 0 stands for all."""
+        if 0 in keys:
+            self.collections = {one.key: one for one in collections.listed(db)}
+        elif keys:
+            found = {one.key: one for one in collections.by_keys(db, keys)}
+            self.collections = {key: one for key, one in self.collections.items() if key not in keys} | found
+            for key in keys:
+                self._readers.remove(key)
+            for one in found.values():
+                self._readers.add(one)
+        if 0 in keys or self._readers.is_sparse:
+            self._readers = CollectionReaders(self.collections.values())
 
     def _store(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -89,7 +103,7 @@ class Catalog:
 
     def permitted(self, caller: Caller) -> Mask:
         """A mask of the documents that exist and that the caller may see."""
-        allowed = self._classes.permitted(caller, self.collections)
+        allowed = self._classes.permitted(caller, self._readers.permitting(caller))
         alive = self._table["alive"].copy()
         if caller.rights.collections is not None:
             alive &= np.isin(self._table["collection"], caller.rights.collections)
@@ -117,12 +131,8 @@ class Catalog:
     def visible(self, caller: Caller, permitted: Mask) -> list[Collection]:
         """The collections that a caller can see: those whose permissions permit it, and those that hold a document that
         it may see."""
-        holding = set(np.unique(self._table["collection"][permitted]).tolist())
-        return [
-            one
-            for one in self.collections.values()
-            if caller.sees(one.key) and (one.key in holding or one.permits(caller))
-        ]
+        seen = {*np.unique(self._table["collection"][permitted]).tolist(), *self._readers.permitting(caller)}
+        return [one for key, one in sorted(self.collections.items()) if key in seen and caller.sees(key)]
 
     def fingerprint(self, mask: Mask) -> str:
         """A hash of these documents in their current version: equal in every process and for every caller with the

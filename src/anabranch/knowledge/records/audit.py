@@ -23,6 +23,8 @@ from anabranch.knowledge.records.schema import AUDIT, MIGRATIONS
 DAY_US = 86_400_000_000
 DIGEST_BYTES = SALT_BYTES = 16
 MAX_NAME = 500
+# So many of those that may see something are named; a thousand names would make a record of 200 KB.
+MAX_GRANTED = 20
 FORGOTTEN_PER_RECORD = 500
 EXPIRED_AT_ONCE = 10_000
 MAX_FINDINGS = 100
@@ -72,7 +74,9 @@ def append(db: sqlite3.Connection, entry: AuditEntry, by: Actor | None = None) -
     last = db.execute("SELECT head_seq, head_hash FROM audit_chain").fetchone()
     details = dict(entry.details)
     if entry.granted:
-        details["granted"] = [_digest(db, day, name, name).hex() for name in entry.granted]
+        details["granted"] = [_digest(db, day, name, name).hex() for name in entry.granted[:MAX_GRANTED]]
+    if len(entry.granted) > MAX_GRANTED:
+        details["granted_count"] = len(entry.granted)
     row = (
         last[0] + 1,
         at_us,

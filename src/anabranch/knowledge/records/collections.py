@@ -3,6 +3,7 @@ them."""
 
 import sqlite3
 import time
+from collections.abc import Iterable
 
 import msgspec
 
@@ -35,7 +36,7 @@ def create(
         ).lastrowid
     except sqlite3.IntegrityError:
         return None
-    documents.record_change(db, "collection", 0)
+    documents.record_change(db, "collection", -(key or 0))
     created = by_key(db, key or 0)
     if created is not None:
         granted = settings.default_permissions.granted
@@ -50,12 +51,14 @@ def default_visibility(db: sqlite3.Connection) -> DefaultVisibility:
 
 
 def describe(db: sqlite3.Connection, found: Collection, description: str, settings: CollectionSettings) -> Collection:
-    """Change the description and the settings of a collection."""
+    """Change the description and the settings of a collection; if they are others, this leaves a record."""
+    if (description, settings) == (found.description, found.settings):
+        return found
     db.execute(
         "UPDATE collections SET description = ?, settings = ? WHERE key = ?",
         (description, as_json(settings), found.key),
     )
-    documents.record_change(db, "collection", 0)
+    documents.record_change(db, "collection", -found.key)
     chosen = settings.default_permissions
     changed = msgspec.structs.replace(found, description=description, settings=settings)
     what = "changed" if chosen == found.settings.default_permissions else "permissions_changed"
@@ -69,6 +72,11 @@ def by_key(db: sqlite3.Connection, key: int) -> Collection | None:
 
 def count_of(db: sqlite3.Connection, owner: str) -> int:
     return int(db.execute("SELECT count(*) FROM collections WHERE owner = ?", (owner,)).fetchone()[0])
+
+
+def by_keys(db: sqlite3.Connection, keys: Iterable[int]) -> list[Collection]:
+    query = "SELECT * FROM collections WHERE key IN (SELECT value FROM json_each(?)) ORDER BY key"
+    return list(map(_collection, db.execute(query, (as_json(list(keys)),))))
 
 
 def listed(db: sqlite3.Connection) -> list[Collection]:
@@ -97,7 +105,7 @@ def delete(db: sqlite3.Connection, key: int) -> int:
     db.execute("DELETE FROM query_collections WHERE collection = ?", (key,))
     db.execute("DELETE FROM query_counts WHERE collection = ?", (key,))
     db.execute("DELETE FROM collections WHERE key = ?", (key,))
-    documents.record_change(db, "collection", 0)
+    documents.record_change(db, "collection", -key)
     return len(keys)
 
 
@@ -115,7 +123,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
         if permissions != one.settings.default_permissions:
             settings = msgspec.structs.replace(one.settings, default_permissions=permissions)
             db.execute("UPDATE collections SET settings = ? WHERE key = ?", (as_json(settings), one.key))
-            documents.record_change(db, "collection", 0)
+            documents.record_change(db, "collection", -one.key)
     return len(owned)
 
 
@@ -152,10 +160,10 @@ def withdraw(db: sqlite3.Connection, owner: str, slug: str, collection: int | No
 
 def published(db: sqlite3.Connection, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
     """All published collections, or those with a slug, in the order of their paths."""
-    by_key = {one.key: one for one in listed(db)}
     rows = db.execute("SELECT * FROM endpoints WHERE slug = coalesce(?, slug) ORDER BY owner, slug", (slug,))
-    found = (msgspec.convert(dict(row), PublishedEndpoint) for row in rows)
-    return [(one, by_key[one.collection]) for one in found if one.collection in by_key]
+    found = [msgspec.convert(dict(row), PublishedEndpoint) for row in rows]
+    known = {one.key: one for one in by_keys(db, [one.collection for one in found])}
+    return [(one, known[one.collection]) for one in found if one.collection in known]
 
 
 def _record(

@@ -29,6 +29,9 @@ NAME_COLUMNS: tuple[NameColumn, ...] = ("filename", "title")
 # The attribute by which filters find what a connector has sent.
 CONNECTOR = "source.connector_id"
 MAX_NAMES_READ = 2_000
+# A page ends early where the metadata of its documents is more than this, but not before it has so many of them.
+MAX_PAGE_BYTES = 2_000_000
+LEAST_PAGE = 30
 # Whether a key is not restricted to other collections: as `Caller.sees`.
 SEEN = "(:collections IS NULL OR {collection} IN (SELECT value FROM json_each(:collections)))"
 # Whether an owner or permissions, as columns or in JSON, permit a caller: as `Permissions.permits`.
@@ -232,7 +235,11 @@ def describe(
     day: int,
     connector_id: str | None = None,
 ) -> StoredDocument:
-    """Update the title, metadata, permissions and day of a document, and its connector if one is given; returns it."""
+    """Update the title, metadata, permissions and day of a document, and its connector if one is given; returns it. If
+    they are others, this leaves a record."""
+    given = (title, metadata, permissions, connector_id or stored.connector_id)
+    if given == (stored.title, stored.metadata, stored.permissions, stored.connector_id):
+        return stored
     key = stored.key if title == stored.title else _renumber(db, stored.key)
     db.execute(
         "UPDATE documents SET title = ?, metadata = ?, visibility = ?, allowed_users = ?, allowed_groups = ?, day = ?, "
@@ -314,9 +321,9 @@ def changed_since(db: sqlite3.Connection, seq: int) -> list[int]:
     return _column(db, "SELECT DISTINCT document FROM changes WHERE seq > ? AND document > 0", seq)
 
 
-def have_collections_changed(db: sqlite3.Connection, seq: int) -> bool:
-    """Whether a collection was added, changed or removed after a sequence number."""
-    return db.execute("SELECT 1 FROM changes WHERE seq > ? AND document = 0 LIMIT 1", (seq,)).fetchone() is not None
+def changed_collections(db: sqlite3.Connection, seq: int) -> list[int]:
+    """The keys of collections that were added, changed or removed after a sequence number; 0 stands for all."""
+    return _column(db, "SELECT DISTINCT -document FROM changes WHERE seq > ? AND document <= 0", seq)
 
 
 def trim_changes(db: sqlite3.Connection, before: int) -> None:
@@ -341,6 +348,19 @@ def by_id(db: sqlite3.Connection, identifier: str) -> StoredDocument | None:
 
 def by_keys(db: sqlite3.Connection, keys: Sequence[int]) -> list[StoredDocument]:
     return _select(db, "key IN (SELECT value FROM json_each(?)) ORDER BY key", as_json(keys))
+
+
+def first_of(db: sqlite3.Connection, keys: Sequence[int]) -> list[int]:
+    """The first of these keys, with as much metadata as a page may have."""
+    size = MAX_PAGE_BYTES
+    query = "SELECT key, length(metadata) FROM documents WHERE key IN (SELECT value FROM json_each(?)) ORDER BY key"
+    found: list[int] = []
+    for key, length in _pairs(db, query, as_json(keys)):
+        size -= length
+        if size < 0 and len(found) >= LEAST_PAGE:
+            break
+        found.append(key)
+    return found
 
 
 def visible_by_ids(db: sqlite3.Connection, caller: Caller, ids: Sequence[str]) -> list[StoredDocument]:

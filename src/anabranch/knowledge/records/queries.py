@@ -303,7 +303,7 @@ def _withheld(db: sqlite3.Connection, caller: Caller, ids: Collection[str]) -> s
 def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, comment: str | None) -> Rated | None:
     """Feedback on the caller's own question; None if none of that id was answered."""
     row = db.execute(
-        "SELECT surface, feedback FROM responses JOIN queries ON queries.id = query "  # noqa: S608
+        "SELECT surface, feedback, comment FROM responses JOIN queries ON queries.id = query "  # noqa: S608
         f"WHERE query = :id AND (:operator OR user = :user) AND {ASKED_WITHIN}",
         _own(caller, query, asker(caller)),
     ).fetchone()
@@ -314,19 +314,21 @@ def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, com
         "responses WHERE feedback IS NOT NULL), 0)) WHERE query = ?",
         (rating, comment, time.time_ns() // 1_000, query),
     )
-    audit.append(db, AuditEntry(action="query.rated", object=f"query:{query}", details={"rating": rating}))
+    if (rating, comment) != (row["feedback"], row["comment"]):
+        audit.append(db, AuditEntry(action="query.rated", object=f"query:{query}", details={"rating": rating}))
     return Rated(surface=row["surface"], first=row["feedback"] is None)
 
 
 def share(db: sqlite3.Connection, caller: Caller, identifier: str, *, shared: bool) -> bool:
     """Let others read the caller's own entry, or no longer; False if there is none of that id."""
-    changed = db.execute(
-        f"UPDATE queries SET shared = :shared WHERE id = :id AND (:operator OR user = :user) AND {ASKED_WITHIN}",  # noqa: S608
-        {"shared": shared, **_own(caller, identifier, _readable_user(caller))},
-    )
-    if changed.rowcount == 1:
+    found = db.execute(
+        f"SELECT shared FROM queries WHERE id = :id AND (:operator OR user = :user) AND {ASKED_WITHIN}",  # noqa: S608
+        _own(caller, identifier, _readable_user(caller)),
+    ).fetchone()
+    if found is not None and bool(found["shared"]) != shared:
+        db.execute("UPDATE queries SET shared = ? WHERE id = ?", (shared, identifier))
         audit.append(db, AuditEntry(action=f"query.{'shared' if shared else 'unshared'}", object=f"query:{identifier}"))
-    return changed.rowcount == 1
+    return found is not None
 
 
 ENTRY = (

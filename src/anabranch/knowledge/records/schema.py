@@ -402,20 +402,22 @@ CREATE INDEX items_waiting ON items (owner, is_url, key) WHERE status = 'pending
 CREATE INDEX items_unfinished ON items (owner, size) WHERE status IN ('pending', 'processing');
 """
 
-# What each owner stores, counted with each document, so that a limit costs one row.
+# What each owner stores, with metadata, counted with each document, so that a limit costs one row.
 STORED = """
 CREATE TABLE stored (owner TEXT PRIMARY KEY, documents INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO stored SELECT owner, count(*), sum(stored_bytes) FROM documents GROUP BY owner;
+INSERT INTO stored SELECT owner, count(*), sum(stored_bytes + length(metadata)) FROM documents GROUP BY owner;
 CREATE TRIGGER stored_more AFTER INSERT ON documents BEGIN
-    INSERT INTO stored VALUES (new.owner, 1, new.stored_bytes)
+    INSERT INTO stored VALUES (new.owner, 1, new.stored_bytes + length(new.metadata))
     ON CONFLICT (owner) DO UPDATE SET documents = documents + 1, bytes = bytes + excluded.bytes;
 END;
 CREATE TRIGGER stored_less AFTER DELETE ON documents BEGIN
-    UPDATE stored SET documents = documents - 1, bytes = bytes - old.stored_bytes WHERE owner = old.owner;
+    UPDATE stored SET documents = documents - 1, bytes = bytes - old.stored_bytes - length(old.metadata)
+    WHERE owner = old.owner;
     DELETE FROM stored WHERE owner = old.owner AND documents = 0;
 END;
-CREATE TRIGGER stored_otherwise AFTER UPDATE OF stored_bytes ON documents BEGIN
-    UPDATE stored SET bytes = bytes - old.stored_bytes + new.stored_bytes WHERE owner = new.owner;
+CREATE TRIGGER stored_otherwise AFTER UPDATE OF stored_bytes, metadata ON documents BEGIN
+    UPDATE stored SET bytes = bytes - old.stored_bytes - length(old.metadata) + new.stored_bytes + length(new.metadata)
+    WHERE owner = new.owner;
 END;
 """
 
