@@ -74,7 +74,7 @@ async def indexer(
             database.reading(lambda db: documents.check_embedder(db, embedder.name))
             fetch = partial(fetch_document, outbound)
             ingestion = Ingestion(database, embedder, parsers.parse, fetch, chunking.run)
-            writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
+            writer = IndexWriter(database, Generations(folder / "index"), embedder.name, log)
             erase = eraser_for(settings, database, writer).erase_due
             async with scrubbing(writer, settings.index_verify_interval, log):
                 yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days, erase=erase)

@@ -74,6 +74,8 @@ def check_index(request: CheckRequest, progress: Progress) -> CheckResult:
     # What a snapshot holds that begins now was there when the manifest was written.
     with read_only(request.folder / NAME) as db:
         problems += _differences(db, manifest, segments, progress)
+        if generations.intact() is None and (lost := documents.indexed(db)):
+            problems.append(f"The manifest is missing: no segment has {_number(lost, 'chunk')} of the records.")
     held = sum(len(segment) for segment in segments.values() if segment is not None)
     unchecked = sum(name not in manifest.checksums for name in segments)
     earlier = f", {unchecked} without a checksum: a server of this version rebuilds them" if unchecked else ""

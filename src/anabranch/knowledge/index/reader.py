@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from anabranch.domain.model import ChunkType, Filters
 from anabranch.knowledge.collection_names import only
-from anabranch.knowledge.index.manifest import Generations, IndexManifest, SegmentDamaged
+from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged
 from anabranch.knowledge.index.permission_classes import PermissionClasses
 from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
 from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import collections, documents
 from anabranch.knowledge.records.database import Connection, Row, StaleSnapshot
+from anabranch.telemetry.log import Log
 from anabranch.text.words import terms
 
 MAX_CACHED_FILTERS = 64
@@ -27,6 +28,7 @@ MAX_TYPES_READ = 50_000
 MAX_DELTA_PARTS = 8
 # Cached until something changes: the same callers ask again and again.
 MAX_CACHED_VIEWS = 32
+REBUILT = "the index is rebuilt from the records; check the disk"
 
 
 class Catalog:
@@ -283,8 +285,9 @@ class IndexReader:
     """Shared by all threads of a process. `view` and `current_catalog` refresh it under a lock, and raise StaleSnapshot
     if the connection's snapshot is too old."""
 
-    def __init__(self, generations: Generations) -> None:
+    def __init__(self, generations: Generations, log: Log | None = None) -> None:
         self._generations = generations
+        self._log = log
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] | None = None
         self._segments: dict[str, ReadSegment] = {}
@@ -324,9 +327,10 @@ class IndexReader:
         """Whether a part of the index is damaged, as of the last refresh."""
         return len(self._segments) < len(self.manifest.segments)
 
-    def is_reported_damaged(self) -> bool:
-        """Whether the manifest is damaged, or says that a segment is."""
-        return self._generations.is_damaged()
+    def is_reported_damaged(self, db: Connection) -> bool:
+        """Whether the manifest is damaged or lost, or says that a segment is."""
+        manifest = self._generations.intact()
+        return bool(manifest.damaged) if manifest else is_manifest_lost(db, self._generations)
 
     def current_catalog(self, db: Connection) -> Catalog:
         """The catalog as of the connection's snapshot."""
@@ -337,17 +341,28 @@ class IndexReader:
     def _refresh(self, db: Connection) -> None:
         snapshot, everything = self.catalog.refresh(db)
         if everything:  # perhaps with the vectors of another embedder
-            self._delta = ()
+            self._delta, self._delta_seq, self._stamp = (), -1, None
         stamp = self._generations.stamp()
-        manifest = self.manifest if stamp == self._stamp else self._generations.current()
+        manifest = self.manifest if stamp == self._stamp else self._newest(db, may_keep=not everything)
         if max(self.catalog.seq, manifest.seq) > snapshot:
             raise StaleSnapshot
         if stamp != self._stamp:
-            self._adopt(manifest, stamp)
+            if manifest is not self.manifest:
+                self._adopt(manifest, stamp)
             self._stamp = stamp
         if self._delta_seq != self.catalog.seq:
             self._extend(db)
             self._delta_seq = self.catalog.seq
+
+    def _newest(self, db: Connection, *, may_keep: bool) -> IndexManifest:
+        """The manifest on disk. If it is damaged or lost, the open one, or none: what no segment has is read from the
+        records, so that searches are complete."""
+        manifest = self._generations.intact()
+        if manifest is not None:
+            return manifest
+        if self._log is not None and is_manifest_lost(db, self._generations):
+            self._log.error("index_damaged", segments=(CURRENT,), hint=REBUILT)
+        return self.manifest if may_keep else IndexManifest()
 
     def _adopt(self, manifest: IndexManifest, stamp: tuple[int, int]) -> None:
         opened: dict[str, ReadSegment] = {}
@@ -360,6 +375,8 @@ class IndexReader:
                 if name not in manifest.damaged:
                     self._generations.report(name)
         self._segments = opened
+        if manifest.last_chunk < self.manifest.last_chunk:  # the delta begins earlier now
+            self._delta, self._delta_seq = (), -1
         beyond = [(part, part.segment.keys > manifest.last_chunk) for part in self._delta]
         self._delta = tuple(
             part if keep.all() else self._part(Segment.merge([part.segment], [keep]))
@@ -388,6 +405,14 @@ class IndexReader:
 
     def _part(self, segment: Segment) -> ReadSegment:
         return ReadSegment(segment, self.catalog.documents_of(segment.keys))
+
+
+def is_manifest_lost(db: Connection, generations: Generations) -> bool:
+    """Whether the manifest is damaged, or gone although an index was written for chunks that the records hold."""
+    try:
+        return generations.read() is None and documents.indexed(db) > 0
+    except SegmentDamaged:
+        return True
 
 
 def load(db: Connection, keys: Sequence[int]) -> Segment:
