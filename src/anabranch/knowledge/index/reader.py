@@ -4,7 +4,7 @@ import hashlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from typing import Any, NamedTuple, get_args
 
@@ -20,7 +20,6 @@ from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
 from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import collections, documents
 from anabranch.knowledge.records.database import Connection, Row, StaleSnapshot
-from anabranch.telemetry.log import Log
 from anabranch.text.words import terms
 
 MAX_CACHED_FILTERS = 64
@@ -283,11 +282,12 @@ class Lexical(NamedTuple):
 
 class IndexReader:
     """Shared by all threads of a process. `view` and `current_catalog` refresh it under a lock, and raise StaleSnapshot
-    if the connection's snapshot is too old."""
+    if the connection's snapshot is too old. `damaged` gets the name of each damaged segment when it is opened, or of
+    the manifest."""
 
-    def __init__(self, generations: Generations, log: Log | None = None) -> None:
+    def __init__(self, generations: Generations, damaged: Callable[[str], None] = lambda _: None) -> None:
         self._generations = generations
-        self._log = log
+        self._damaged = damaged
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] | None = None
         self._segments: dict[str, ReadSegment] = {}
@@ -328,9 +328,11 @@ class IndexReader:
         return len(self._segments) < len(self.manifest.segments)
 
     def is_reported_damaged(self, db: Connection) -> bool:
-        """Whether the manifest is damaged or lost, or says that a segment is."""
+        """Whether the manifest is damaged, lost or of other records, or says that a segment is damaged."""
         manifest = self._generations.intact()
-        return bool(manifest.damaged) if manifest else is_manifest_lost(db, self._generations)
+        if manifest is None:
+            return is_manifest_lost(db, self._generations)
+        return bool(manifest.damaged) or is_foreign(db, manifest)
 
     def current_catalog(self, db: Connection) -> Catalog:
         """The catalog as of the connection's snapshot."""
@@ -341,9 +343,10 @@ class IndexReader:
     def _refresh(self, db: Connection) -> None:
         snapshot, everything = self.catalog.refresh(db)
         if everything:  # perhaps with the vectors of another embedder
-            self._delta, self._delta_seq, self._stamp = (), -1, None
+            self._segments, self._delta, self._delta_seq = {}, (), -1
+            self.manifest, self._stamp = IndexManifest(), None
         stamp = self._generations.stamp()
-        manifest = self.manifest if stamp == self._stamp else self._newest(db, may_keep=not everything)
+        manifest = self.manifest if stamp == self._stamp else self._newest(db)
         if max(self.catalog.seq, manifest.seq) > snapshot:
             raise StaleSnapshot
         if stamp != self._stamp:
@@ -354,15 +357,13 @@ class IndexReader:
             self._extend(db)
             self._delta_seq = self.catalog.seq
 
-    def _newest(self, db: Connection, *, may_keep: bool) -> IndexManifest:
-        """The manifest on disk. If it is damaged or lost, the open one, or none: what no segment has is read from the
-        records, so that searches are complete."""
+    def _newest(self, db: Connection) -> IndexManifest:
+        """The manifest on disk. If it is damaged or lost, the open one, or an empty one: what no open segment has is
+        read from the records, so that searches are complete."""
         manifest = self._generations.intact()
-        if manifest is not None:
-            return manifest
-        if self._log is not None and is_manifest_lost(db, self._generations):
-            self._log.error("index_damaged", segments=(CURRENT,), hint=REBUILT)
-        return self.manifest if may_keep else IndexManifest()
+        if manifest is None and is_manifest_lost(db, self._generations):
+            self._damaged(CURRENT)
+        return manifest or self.manifest
 
     def _adopt(self, manifest: IndexManifest, stamp: tuple[int, int]) -> None:
         opened: dict[str, ReadSegment] = {}
@@ -373,6 +374,7 @@ class IndexReader:
                 if self._generations.stamp() != stamp:
                     raise StaleSnapshot from None  # a newer generation has replaced the segment
                 if name not in manifest.damaged:
+                    self._damaged(name)
                     self._generations.report(name)
         self._segments = opened
         if manifest.last_chunk < self.manifest.last_chunk:  # the delta begins earlier now
@@ -413,6 +415,12 @@ def is_manifest_lost(db: Connection, generations: Generations) -> bool:
         return generations.read() is None and documents.indexed(db) > 0
     except SegmentDamaged:
         return True
+
+
+def is_foreign(db: Connection, manifest: IndexManifest) -> bool:
+    """Whether an index was made of other records than those of a snapshot that began after its manifest was read."""
+    _, head = documents.change_range(db)
+    return manifest.seq > head
 
 
 def load(db: Connection, keys: Sequence[int]) -> Segment:

@@ -16,7 +16,7 @@ import numpy as np
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged
-from anabranch.knowledge.index.reader import REBUILT, Catalog, is_manifest_lost, load
+from anabranch.knowledge.index.reader import REBUILT, Catalog, is_foreign, is_manifest_lost, load
 from anabranch.knowledge.index.segment import BinaryVectors, Mask, Segment
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
@@ -128,10 +128,9 @@ class IndexWriter:
     def _drop_foreign(self) -> None:
         """Drop an index that was not made of these records: it is ahead of them."""
         manifest = self._generations.current()
-        _, head = self._database.reading(documents.change_range)
-        if manifest.seq > head:
+        if self._database.reading(lambda db: is_foreign(db, manifest)):
             if self._log is not None:
-                self._log.warning("index_of_other_records", index_seq=manifest.seq, records_seq=head, hint=FOREIGN)
+                self._log.warning("index_of_other_records", hint=FOREIGN)
             self._publish(IndexManifest(number=manifest.number))
 
     def _rebuild_manifest(self) -> None:
