@@ -162,7 +162,9 @@ async def run(settings: Settings, log: Log) -> None:
         loop = asyncio.get_running_loop()
 
         def stop_at_end_of_input() -> None:
-            sys.stdin.buffer.read()
+            # Not `sys.stdin.read`: its lock, which this thread would hold, aborts a process that ends before its input.
+            while os.read(sys.stdin.fileno(), 1024):
+                pass
             with suppress(RuntimeError):  # the loop may be closed already
                 loop.call_soon_threadsafe(work.cancel)
 
