@@ -2,34 +2,20 @@
 
 import asyncio
 import errno
-import io
-import json
-import logging
 from pathlib import Path
 
 import pytest
 
 from anabranch.app.indexer import when_there_is_room
-from anabranch.domain.errors import AnabranchError
+from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.knowledge.disk import LEAST_FREE
 from anabranch.knowledge.records.database import DiskFull
-from anabranch.telemetry.log import Log, json_line
 from support.full_disk import small_disk
 from support.knowledge_fixtures import OPERATOR, text, workshop
+from support.log_lines import Lines
 
 LOOK_S = 0.01
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
-
-
-class Lines:
-    def __init__(self) -> None:
-        self._stream = io.StringIO()
-        self.log = Log(self._stream, logging.INFO, json_line)
-
-    @property
-    def events(self) -> list[str]:
-        self.log.flush()
-        return [json.loads(line)["event"] for line in self._stream.getvalue().splitlines()]
 
 
 def data_folder(folder: Path) -> Path:
@@ -81,3 +67,9 @@ async def test_the_indexer_waits_for_room_and_indexes_then(tmp_path: Path) -> No
             shop.writer.fold()
             assert sorted(await shop.titles("fish")) == ["Herons", "Otters"]
     assert lines.events == ["disk_full", "disk_has_room"]
+
+
+async def test_records_that_are_gone_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    lines = Lines()
+    with pytest.raises(ConfigurationError, match=r"records\.sqlite\) are gone"):
+        await when_there_is_room(tmp_path, asyncio.Event().wait, lines.log)  # type: ignore[arg-type]

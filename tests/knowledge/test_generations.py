@@ -20,8 +20,8 @@ class Overtaken(Generations):
         self._shop = shop
         self.often = 1
 
-    def current(self) -> IndexManifest:
-        seen = super().current()
+    def intact(self) -> IndexManifest | None:
+        seen = super().intact()
         if self.often:
             self.often -= 1
             writing = threading.Thread(target=self._shop.writer.rebuild)  # its own thread has its own snapshot
@@ -71,10 +71,10 @@ class MissingSegment(Generations):
 
     reads = 0
 
-    def current(self) -> IndexManifest:
-        manifest = super().current()
+    def intact(self) -> IndexManifest | None:
+        manifest = super().intact()
         self.reads += 1
-        if self.reads == 1:
+        if self.reads == 1 and manifest is not None:
             self.publish(manifest)
             return msgspec.structs.replace(manifest, segments=("replaced",))
         return manifest

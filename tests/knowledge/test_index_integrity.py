@@ -22,9 +22,11 @@ from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.index.segment import MIN_BINARY_ROWS, BinaryVectors, Postings, Segment
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.knowledge import Knowledge
+from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import StoreFailed
 from anabranch.knowledge.search import Searcher
 from support.knowledge_fixtures import OPERATOR, Workshop, workshop
+from support.log_lines import Lines
 
 ANIMALS = ("Herons", "Otters", "Beavers")
 QUESTION = Query(text="fish", limit=10, similarity_threshold=0.0)
@@ -48,8 +50,8 @@ def flip(file: Path, at: int, mask: int = 1) -> None:
     file.write_bytes(content)
 
 
-def another_process(shop: Workshop) -> Knowledge:
-    reader = IndexReader(shop.generations)
+def another_process(shop: Workshop, damaged: Callable[[str], None] = lambda _: None) -> Knowledge:
+    reader = IndexReader(shop.generations, damaged)
     return Knowledge(
         database=shop.database,
         reader=reader,
@@ -161,6 +163,75 @@ async def test_a_damaged_manifest_is_found_and_the_index_rebuilt(shop: Workshop)
     shop.writer.fold()
     assert not await room.is_index_damaged()
     assert await found(room) == (set(ANIMALS), False)
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "a damaged manifest": lambda index: flip(index / CURRENT, 20),
+    "an empty manifest": lambda index: (index / CURRENT).write_bytes(b""),
+    "a manifest that is gone": lambda index: (index / CURRENT).unlink(),
+    "an index that is gone": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("how", LOSSES)
+async def test_without_a_manifest_answers_are_complete_and_the_index_is_rebuilt(shop: Workshop, how: str) -> None:
+    noticed: list[str] = []
+    open_before, opened_later = another_process(shop, noticed.append), another_process(shop)
+    assert await found(open_before) == (set(ANIMALS), False)
+    assert not await open_before.is_index_damaged()
+    segments = open_before._reader.manifest.segments
+    LOSSES[how](shop.generations.folder)
+    assert await found(open_before) == (set(ANIMALS), False)
+    assert open_before._reader.manifest.segments == segments  # which it still has
+    assert noticed == [CURRENT]
+    await shop.put("Newts eat fish.")
+    for room in (open_before, opened_later):
+        assert await found(room) == ({*ANIMALS, "Newts"}, False)
+        assert await room.is_index_damaged()
+    lines = Lines()
+    fresh = IndexWriter(shop.database, shop.generations, shop.embedder.name, lines.log)
+    assert fresh.reported()
+    fresh.repair()
+    assert lines.events == ["index_damaged"]
+    assert len(shop.generations.current().segments) == 1
+    for room in (open_before, opened_later):
+        assert await found(room) == ({*ANIMALS, "Newts"}, False)
+        assert not await room.is_index_damaged()
+    assert not fresh.reported()
+
+
+async def test_chunks_that_were_never_indexed_are_no_damage(tmp_path: Path) -> None:
+    async with workshop(tmp_path / "data") as shop:
+        await shop.collection()
+        await shop.put("Herons eat fish.")
+        assert not await shop.room.is_index_damaged()
+        assert not shop.writer.reported()
+        assert await found(shop.room) == ({"Herons"}, False)
+
+
+async def test_an_index_of_an_earlier_version_is_missed_once_it_was_opened(shop: Workshop) -> None:
+    shop.database.writing(documents.forget_indexed)
+    shop.writer.repair()
+    (shop.generations.folder / CURRENT).unlink()
+    assert await shop.room.is_index_damaged()
+
+
+async def test_an_index_of_other_records_is_dropped(shop: Workshop, tmp_path: Path) -> None:
+    async with workshop(tmp_path / "other") as other:
+        await other.collection()
+        await other.put("Newts eat fish.")
+        shutil.copytree(shop.generations.folder, other.generations.folder)
+        with pytest.raises(StoreFailed):
+            await found(other.room)
+        assert await other.room.is_index_damaged()
+        lines = Lines()
+        fresh = IndexWriter(other.database, other.generations, other.embedder.name, lines.log)
+        fresh.repair()
+        assert lines.events == ["index_of_other_records"]
+        assert await found(other.room) == ({"Newts"}, False)
+        fresh.fold()
+        assert await found(other.room) == ({"Newts"}, False)
+        assert not await other.room.is_index_damaged()
 
 
 async def test_a_disk_that_damages_everything_is_an_error(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,15 +65,16 @@ class Anabranch:
         surface: str = "library",
         log_queries: bool = False,
         timing: Timing = Timing(),
+        index_damaged: Callable[[str], None] = lambda _: None,
     ) -> AsyncIterator["Anabranch"]:
         """An Anabranch from the environment and a configuration file, or from `settings`. With `indexing` it also runs
         the indexer, unless another process on this data folder does; `indexer_died` gets the exit status of one that
         crashed. With `streaming` it keeps planner steps and resumable answers. With `log_queries` it records questions
         in the query log, if there is a data folder and AGGREGATOR_QUERY_LOG_DAYS is not 0; `surface` is the surface
         that `ask`, `stream` and `aggregate` are recorded under. `timing` holds the intervals that no setting
-        changes."""
+        changes. `index_damaged` gets the name of each part of the index that is found damaged."""
         settings = settings or load(file=Path(config) if config is not None else None)
-        role = Role(indexing, indexer_died, streaming, surface, log_queries, timing)
+        role = Role(indexing, indexer_died, streaming, surface, log_queries, timing, index_damaged)
         async with wired(settings, telemetry or SilentTelemetry(), role) as parts:
             opened = cls(settings, parts)
             try:

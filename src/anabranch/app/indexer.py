@@ -15,12 +15,12 @@ import msgspec
 from anabranch.app.audit_reader import reading_audit_log
 from anabranch.app.erasure import eraser_for
 from anabranch.app.index_scrubber import scrubbing
-from anabranch.app.knowledge_opener import folder_of
+from anabranch.app.knowledge_opener import folder_of, has_records
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import SERVER, acting, on_this_machine
 from anabranch.domain.contracts import Outbound
-from anabranch.domain.errors import AnabranchError, UpstreamError
+from anabranch.domain.errors import AnabranchError, ConfigurationError, UpstreamError
 from anabranch.domain.shares import Limit
 from anabranch.knowledge.disk import LEAST_FREE, NO_SPACE, is_nearly_full, keep_reserve
 from anabranch.knowledge.index.manifest import Generations
@@ -74,7 +74,7 @@ async def indexer(
             database.reading(lambda db: documents.check_embedder(db, embedder.name))
             fetch = partial(fetch_document, outbound)
             ingestion = Ingestion(database, embedder, parsers.parse, fetch, chunking.run)
-            writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
+            writer = IndexWriter(database, Generations(folder / "index"), embedder.name, log)
             erase = eraser_for(settings, database, writer).erase_due
             async with scrubbing(writer, settings.index_verify_interval, log):
                 yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days, erase=erase)
@@ -125,8 +125,19 @@ async def when_there_is_room(
 
 async def _until_full(folder: Path, task: "asyncio.Future[None]", least_free: int, look_s: float) -> None:
     while not task.done() and not is_nearly_full(folder, least_free):
-        keep_reserve(folder, (folder / NAME).stat().st_size)
+        try:
+            size = (folder / NAME).stat().st_size
+        except FileNotFoundError:
+            raise missing(folder) from None
+        keep_reserve(folder, size)
         await asyncio.wait([task], timeout=look_s)
+
+
+def missing(folder: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"The records ({folder / NAME}) are gone. Stop the server, and put them back or restore a backup "
+        "(anabranch restore)."
+    )
 
 
 def means_full(error: BaseException | None) -> bool:
@@ -144,12 +155,16 @@ def log_missing(log: Log, restrictions: Mapping[str, str]) -> None:
 
 async def run(settings: Settings, log: Log) -> None:
     acting.set(partial(on_this_machine, "indexer", SERVER))
+    if not has_records(folder := folder_of(settings)):  # the server has made them; others in their place would be empty
+        raise missing(folder)
     async with indexer(settings, partial(log_missing, log), log) as opened, reading_audit_log(settings, log):
-        work = asyncio.create_task(when_there_is_room(folder_of(settings), opened.run, log))
+        work = asyncio.create_task(when_there_is_room(folder, opened.run, log))
         loop = asyncio.get_running_loop()
 
         def stop_at_end_of_input() -> None:
-            sys.stdin.buffer.read()
+            # Not `sys.stdin.read`: its lock, which this thread would hold, aborts a process that ends before its input.
+            while os.read(sys.stdin.fileno(), 1024):
+                pass
             with suppress(RuntimeError):  # the loop may be closed already
                 loop.call_soon_threadsafe(work.cancel)
 

@@ -55,6 +55,7 @@ class KnowledgeOpener:
         resilience: Resilience | None = None,
         run: RunInThread = asyncio.to_thread,
         died: Callable[[int], None] = lambda _: None,
+        damaged: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._folder = folder_of(settings)
@@ -64,6 +65,7 @@ class KnowledgeOpener:
         self._run = run
         self._indexing = indexing
         self._died = died
+        self._damaged = damaged
         self._opening = asyncio.Lock()
         self._open: Knowledge | None = None
         self._warming: asyncio.Task[None] | None = None
@@ -134,7 +136,7 @@ class KnowledgeOpener:
         if self._indexing:
             first_line = msgspec.json.encode(self._settings) + b"\n"
             await self._stack.enter_async_context(supervised(folder, INDEXER, first_line, self._died))
-        reader = IndexReader(Generations(folder / "index"))
+        reader = IndexReader(Generations(folder / "index"), self._damaged)
         searcher = Searcher(database, reader, embedder, reranker, self._run)
         knowledge = Knowledge(
             database=database,

@@ -111,6 +111,7 @@ class Role(NamedTuple):
     surface: str
     log_queries: bool
     timing: Timing
+    index_damaged: Callable[[str], None]
 
 
 class Parts(NamedTuple):
@@ -288,6 +289,7 @@ def _knowledge(settings: Settings, outbound: Outbound, policies: Policies, role:
         resilience=policies.resilience,
         run=policies.computing.run,
         died=role.indexer_died,
+        damaged=role.index_damaged,
     )
 
 

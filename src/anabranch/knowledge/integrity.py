@@ -12,6 +12,7 @@ import numpy as np
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
 from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged, decoded
+from anabranch.knowledge.index.reader import is_foreign
 from anabranch.knowledge.index.segment import Segment
 from anabranch.knowledge.parse import restrictions
 from anabranch.knowledge.parse.confinement import APPLIED
@@ -74,6 +75,12 @@ def check_index(request: CheckRequest, progress: Progress) -> CheckResult:
     # What a snapshot holds that begins now was there when the manifest was written.
     with read_only(request.folder / NAME) as db:
         problems += _differences(db, manifest, segments, progress)
+        if is_foreign(db, manifest):
+            problems.append("The index is ahead of the records: it was made of others.")
+        if generations.intact() is None and (lost := documents.indexed(db)):
+            problems.append(
+                f"The manifest of the index is missing: no segment has {_number(lost, 'chunk')} of the records."
+            )
     held = sum(len(segment) for segment in segments.values() if segment is not None)
     unchecked = sum(name not in manifest.checksums for name in segments)
     earlier = f", {unchecked} without a checksum: a server of this version rebuilds them" if unchecked else ""

@@ -400,7 +400,7 @@ class Knowledge:
         """Whether a part of the index, or its manifest, is damaged and not rebuilt yet."""
         if self._reader.is_partial:
             await self.adopt_index()  # it may have been rebuilt since the last search
-        return self._reader.is_partial or self._reader.is_reported_damaged()
+        return self._reader.is_partial or await self._database.read(self._reader.is_reported_damaged)
 
     def check_writable(self) -> None:
         """Raise StoreFailed if the records cannot be written now."""

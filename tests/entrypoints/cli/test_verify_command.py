@@ -113,6 +113,45 @@ def test_a_whole_folder_is_verified_and_not_changed(run: Run, data: Path) -> Non
     assert {file: file.read_bytes() for file in data.rglob("*") if file.is_file()} == before
 
 
+def test_an_index_that_is_gone_is_a_problem(run: Run, data: Path) -> None:
+    (data / "index" / "CURRENT").unlink()
+    ran = run("verify")
+    assert ran.code == 1
+    chunks = 2 * DOCUMENTS - 1
+    assert f"manifest of the index is missing: no segment has {chunks} chunks of the records." in ran.out
+
+
+def test_chunks_that_are_not_indexed_yet_are_no_problem(tmp_path: Path) -> None:
+    async def make() -> None:
+        async with workshop(tmp_path / "fresh") as shop:
+            await shop.collection()
+            await shop.put("Herons eat fish.")
+
+    asyncio.run(make())
+    assert problems(tmp_path / "fresh") == {}
+
+
+def test_restored_records_have_no_index_yet(run: Run, data: Path, tmp_path: Path) -> None:
+    assert run("backup", str(tmp_path / "copy")).code == 0
+    assert run("restore", str(tmp_path / "copy"), "--force").code == 0
+    assert not (data / "index").exists()
+    assert problems(data) == {}
+
+
+def test_an_index_of_other_records_is_a_problem(data: Path, tmp_path: Path) -> None:
+    Database.open(tmp_path / "other").close()
+    shutil.copytree(data / "index", tmp_path / "other" / "index")
+    assert problems(tmp_path / "other") == {"index": ("The index is ahead of the records: it was made of others.",)}
+
+
+def test_records_that_are_gone_are_named(run: Run, data: Path) -> None:
+    (data / NAME).unlink()
+    ran = run("verify")
+    assert ran.code != 0
+    assert "records (records.sqlite) are missing" in ran.err
+    assert "anabranch restore" in ran.err
+
+
 def test_verify_works_while_the_folder_is_open(run: Run, data: Path) -> None:
     database = Database.open(data)
     database.writing(lambda db: db.execute("UPDATE documents SET title = title"))

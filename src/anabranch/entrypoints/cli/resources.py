@@ -18,7 +18,7 @@ from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records.database import NAME, Connection, Database
 from anabranch.models.factory import embedder_for
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ def exist(settings: Settings) -> bool:
 
 def require_records(settings: Settings) -> None:
     if not exist(settings):
+        if (folder_of(settings) / "index").is_dir():
+            raise NotFound(
+                f"The records ({NAME}) are missing in {folder_of(settings)}, although there is an index. Restore a "
+                f"backup (anabranch restore)."
+            )
         raise NotFound(
             f"There are no documents in {folder_of(settings)} yet. Ingest some with: "
             f"anabranch ingest FOLDER --collection NAME"

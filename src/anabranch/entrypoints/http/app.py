@@ -92,6 +92,7 @@ class Service:
                 timing=self._timing,
                 log_queries=True,
                 indexer_died=lambda status: self._log.warning("indexer_died", status=status),
+                index_damaged=lambda name: self._log.error("index_damaged", segments=(name,)),
             ) as anabranch,
         ):
             self._anabranch = anabranch

@@ -55,19 +55,23 @@ class Generations:
     def current(self) -> IndexManifest:
         """The manifest; an empty one if there is none, or a damaged one: then all chunks are read from the records
         until the index is rebuilt."""
+        return self.intact() or IndexManifest()
+
+    def intact(self) -> IndexManifest | None:
+        """The manifest; None if there is none, or a damaged one."""
+        try:
+            return self.read()
+        except SegmentDamaged:
+            return None
+
+    def read(self) -> IndexManifest | None:
+        """The manifest; None if there is none, SegmentDamaged if it is damaged."""
         try:
             return decoded((self.folder / CURRENT).read_bytes())
-        except (FileNotFoundError, SegmentDamaged):
-            return IndexManifest()
-
-    def is_damaged(self) -> bool:
-        """Whether the manifest is damaged, or says that a segment is."""
-        try:
-            return bool(decoded((self.folder / CURRENT).read_bytes()).damaged)
         except FileNotFoundError:
-            return False
-        except SegmentDamaged:
-            return True
+            return None
+        except OSError as error:
+            raise lost(error, self.folder / CURRENT) from None
 
     def path(self, segment: str) -> Path:
         return self.folder / segment

@@ -4,7 +4,7 @@ import hashlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from typing import Any, NamedTuple, get_args
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from anabranch.domain.model import ChunkType, Filters
 from anabranch.knowledge.collection_names import only
-from anabranch.knowledge.index.manifest import Generations, IndexManifest, SegmentDamaged
+from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged
 from anabranch.knowledge.index.permission_classes import CollectionReaders, PermissionClasses
 from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
 from anabranch.knowledge.model import Caller, Collection
@@ -27,6 +27,7 @@ MAX_TYPES_READ = 50_000
 MAX_DELTA_PARTS = 8
 # Cached until something changes: the same callers ask again and again.
 MAX_CACHED_VIEWS = 32
+REBUILT = "the index is rebuilt from the records; check the disk"
 
 
 class Catalog:
@@ -291,10 +292,12 @@ class Lexical(NamedTuple):
 
 class IndexReader:
     """Shared by all threads of a process. `view` and `current_catalog` refresh it under a lock, and raise StaleSnapshot
-    if the connection's snapshot is too old."""
+    if the connection's snapshot is too old. `damaged` gets the name of each damaged segment when it is opened, or of
+    the manifest."""
 
-    def __init__(self, generations: Generations) -> None:
+    def __init__(self, generations: Generations, damaged: Callable[[str], None] = lambda _: None) -> None:
         self._generations = generations
+        self._damaged = damaged
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] | None = None
         self._segments: dict[str, ReadSegment] = {}
@@ -334,9 +337,12 @@ class IndexReader:
         """Whether a part of the index is damaged, as of the last refresh."""
         return len(self._segments) < len(self.manifest.segments)
 
-    def is_reported_damaged(self) -> bool:
-        """Whether the manifest is damaged, or says that a segment is."""
-        return self._generations.is_damaged()
+    def is_reported_damaged(self, db: Connection) -> bool:
+        """Whether the manifest is damaged, lost or of other records, or says that a segment is damaged."""
+        manifest = self._generations.intact()
+        if manifest is None:
+            return is_manifest_lost(db, self._generations)
+        return bool(manifest.damaged) or is_foreign(db, manifest)
 
     def current_catalog(self, db: Connection) -> Catalog:
         """The catalog as of the connection's snapshot."""
@@ -347,17 +353,27 @@ class IndexReader:
     def _refresh(self, db: Connection) -> None:
         snapshot, everything = self.catalog.refresh(db)
         if everything:  # perhaps with the vectors of another embedder
-            self._delta = ()
+            self._segments, self._delta, self._delta_seq = {}, (), -1
+            self.manifest, self._stamp = IndexManifest(), None
         stamp = self._generations.stamp()
-        manifest = self.manifest if stamp == self._stamp else self._generations.current()
+        manifest = self.manifest if stamp == self._stamp else self._newest(db)
         if max(self.catalog.seq, manifest.seq) > snapshot:
             raise StaleSnapshot
         if stamp != self._stamp:
-            self._adopt(manifest, stamp)
+            if manifest is not self.manifest:
+                self._adopt(manifest, stamp)
             self._stamp = stamp
         if self._delta_seq != self.catalog.seq:
             self._extend(db)
             self._delta_seq = self.catalog.seq
+
+    def _newest(self, db: Connection) -> IndexManifest:
+        """The manifest on disk. If it is damaged or lost, the open one, or an empty one: what no open segment has is
+        read from the records, so that searches are complete."""
+        manifest = self._generations.intact()
+        if manifest is None and is_manifest_lost(db, self._generations):
+            self._damaged(CURRENT)
+        return manifest or self.manifest
 
     def _adopt(self, manifest: IndexManifest, stamp: tuple[int, int]) -> None:
         opened: dict[str, ReadSegment] = {}
@@ -368,8 +384,11 @@ class IndexReader:
                 if self._generations.stamp() != stamp:
                     raise StaleSnapshot from None  # a newer generation has replaced the segment
                 if name not in manifest.damaged:
+                    self._damaged(name)
                     self._generations.report(name)
         self._segments = opened
+        if manifest.last_chunk < self.manifest.last_chunk:  # the delta begins earlier now
+            self._delta, self._delta_seq = (), -1
         beyond = [(part, part.segment.keys > manifest.last_chunk) for part in self._delta]
         self._delta = tuple(
             part if keep.all() else self._part(Segment.merge([part.segment], [keep]))
@@ -398,6 +417,20 @@ class IndexReader:
 
     def _part(self, segment: Segment) -> ReadSegment:
         return ReadSegment(segment, self.catalog.documents_of(segment.keys))
+
+
+def is_manifest_lost(db: Connection, generations: Generations) -> bool:
+    """Whether the manifest is damaged, or gone although an index was written for chunks that the records hold."""
+    try:
+        return generations.read() is None and documents.indexed(db) > 0
+    except SegmentDamaged:
+        return True
+
+
+def is_foreign(db: Connection, manifest: IndexManifest) -> bool:
+    """Whether an index was made of other records than those of a snapshot that began after its manifest was read."""
+    _, head = documents.change_range(db)
+    return manifest.seq > head
 
 
 def load(db: Connection, keys: Sequence[int]) -> Segment:

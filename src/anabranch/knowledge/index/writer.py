@@ -15,12 +15,13 @@ import numpy as np
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError, ConfigurationError
-from anabranch.knowledge.index.manifest import Generations, IndexManifest, SegmentDamaged
-from anabranch.knowledge.index.reader import Catalog, load
+from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged
+from anabranch.knowledge.index.reader import REBUILT, Catalog, is_foreign, is_manifest_lost, load
 from anabranch.knowledge.index.segment import BinaryVectors, Mask, Segment
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Connection, Database, StoreFailed
+from anabranch.telemetry.log import Log
 
 T = TypeVar("T")
 
@@ -35,10 +36,12 @@ FOLD_DOCUMENTS = 2_000
 KEPT_CHANGES = 100_000
 EMBED_BATCH = 256
 ATTEMPTS = 3
+FOREIGN = "the index is ahead of the records, so it is not theirs; it is built again. Were the records lost?"
 
 
 class IndexWriter:
-    def __init__(self, database: Database, generations: Generations, embedder: str) -> None:
+    def __init__(self, database: Database, generations: Generations, embedder: str, log: Log | None = None) -> None:
+        self._log = log
         self._database = database
         self._generations = generations
         self._embedder = embedder
@@ -80,14 +83,15 @@ class IndexWriter:
         return self._on_whole_segments(lambda: self._rewrite_dead(allowed=0.0))
 
     def reported(self) -> bool:
-        """Whether a reader has found a segment damaged."""
-        return bool(self._generations.reported())
+        """Whether a reader has found a segment damaged, or the manifest is damaged or lost."""
+        return bool(self._generations.reported()) or (self._generations.intact() is None and self._is_manifest_lost())
 
     def repair(self) -> tuple[str, ...]:
         """Rebuild segments that are damaged, or that earlier versions wrote without a checksum, from the records;
         returns the names of those that were damaged. Until each is rebuilt, nothing is read from a damaged one."""
         with self._lock:
             damaged = self._repair()
+            self._note_indexed()
         while self._rebuild_unchecked():
             pass
         return damaged
@@ -108,12 +112,45 @@ class IndexWriter:
         return True
 
     def _repair(self) -> tuple[str, ...]:
+        self._drop_foreign()
+        if self._is_manifest_lost():
+            self._rebuild_manifest()
         manifest = self._generations.current()
         found = [name for name in manifest.segments if self._open(manifest, name) is None]
         damaged = self._leave_out({*found, *self._generations.reported()})
         while left_out := (manifest := self._generations.current()).damaged:
             self._rebuild_segment(manifest.segments.index(left_out[0]))
         return damaged
+
+    def _is_manifest_lost(self) -> bool:
+        return self._database.reading(lambda db: is_manifest_lost(db, self._generations))
+
+    def _drop_foreign(self) -> None:
+        """Drop an index that was not made of these records: it is ahead of them."""
+        manifest = self._generations.current()
+        if self._database.reading(lambda db: is_foreign(db, manifest)):
+            if self._log is not None:
+                self._log.warning("index_of_other_records", hint=FOREIGN)
+            self._publish(IndexManifest(number=manifest.number))
+
+    def _rebuild_manifest(self) -> None:
+        """Build the index from the records if its manifest is damaged or lost. Readers serve the index that they have
+        open until the new one is complete."""
+        if self._log is not None:
+            self._log.error("index_damaged", segments=(CURRENT,), hint=REBUILT)
+        self._opened.clear()
+        self._generations.sweep(IndexManifest())  # makes room
+        self._database.reading(self._catalog.refresh)
+        _, dimensions = self._database.reading(documents.embedder) or ("", 0)
+        new = tuple(self._from_records(0, documents.MAX_KEY, 1))
+        last = int(Segment.map(self._generations.path(new[-1][0]), dimensions).keys[-1]) if new else 0
+        self._replace(IndexManifest(dimensions=dimensions, last_chunk=last), 0, 0, new)
+
+    def _note_indexed(self) -> None:
+        """Let the records say up to which chunk an index was written: a lost one is told from none by that."""
+        last = self._generations.current().last_chunk
+        if self._database.reading(documents.indexed_up_to) != last:
+            self._database.writing(lambda db: documents.note_indexed(db, last))
 
     def _on_whole_segments(self, work: Callable[[], T]) -> T:
         """Repair the index, and change it; again if a segment turns out to be damaged meanwhile."""
@@ -211,6 +248,7 @@ class IndexWriter:
             )
             at = len(manifest.segments)
             self._replace(held, at, at, [self._written(segment, manifest.number + 1)])
+            self._note_indexed()
             # A reader that has not seen them reloads everything.
             self._database.writing(lambda db: documents.trim_changes(db, self._catalog.seq - KEPT_CHANGES))
         return more

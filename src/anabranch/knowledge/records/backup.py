@@ -11,7 +11,7 @@ from pathlib import Path
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.errors import ConfigurationError, Conflict
 from anabranch.knowledge.durable_files import sync_file
-from anabranch.knowledge.records import audit, erasures
+from anabranch.knowledge.records import audit, documents, erasures
 from anabranch.knowledge.records.database import NAME, Database, migrate
 from anabranch.knowledge.records.encryption import Decryption, Encryption, is_encrypted
 from anabranch.knowledge.records.schema import MIGRATIONS
@@ -97,6 +97,7 @@ def restore(folder: Path, file: Path, name: Path | None = None) -> Path | None:
                 source.backup(copy)
                 copy.execute("PRAGMA journal_mode = DELETE")
                 migrate(copy)
+                documents.forget_indexed(copy)
                 audit.append(copy, _restored(name, folder / NAME))
             sync_file(fresh)
             return _replace(folder, fresh)

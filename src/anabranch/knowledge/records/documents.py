@@ -20,6 +20,7 @@ from anabranch.knowledge.records.database import StoreFailed, as_json, new_id
 from anabranch.knowledge.records.schema import MEASURE
 
 CURSOR_FACT = "cursor_secret"
+INDEXED_FACT = "indexed_chunk"
 WIDTH = 8
 MAX_KEY = 2**63 - 1
 MAX_ATTRIBUTES = 200
@@ -450,6 +451,27 @@ def unindexed(db: sqlite3.Connection, last_chunk: int) -> tuple[int, float | Non
     """How many chunks come after a chunk, and when the oldest of their documents was written."""
     query = "SELECT coalesce(sum(chunk_count), 0), min(updated_at) FROM documents WHERE first_chunk > ?"
     return _pairs(db, query, last_chunk)[0]
+
+
+def note_indexed(db: sqlite3.Connection, last_chunk: int) -> None:
+    """Record up to which chunk an index was written."""
+    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (INDEXED_FACT, str(last_chunk)))
+
+
+def forget_indexed(db: sqlite3.Connection) -> None:
+    """Record that no index was written, beside records that are restored."""
+    db.execute("DELETE FROM facts WHERE name = ?", (INDEXED_FACT,))
+
+
+def indexed_up_to(db: sqlite3.Connection) -> int:
+    """The last chunk for which an index was written; 0 if none was."""
+    return next(iter(map(int, _column(db, "SELECT value FROM facts WHERE name = ?", INDEXED_FACT))), 0)
+
+
+def indexed(db: sqlite3.Connection) -> int:
+    """How many chunks there are for which an index was written."""
+    query = "SELECT coalesce(sum(chunk_count), 0) FROM documents WHERE first_chunk <= ?"
+    return int(_column(db, query, indexed_up_to(db))[0])
 
 
 def indexable_chunks(db: sqlite3.Connection, documents: Sequence[int]) -> list[sqlite3.Row]:
