@@ -16,7 +16,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import AnabranchError
 from anabranch.knowledge.model import Erased
-from anabranch.knowledge.records import erasures
+from anabranch.knowledge.records import backup, erasures
 from anabranch.knowledge.records.database import NAME, Connection, Database
 from anabranch.knowledge.records.erasures import Erasure
 from anabranch.telemetry.log import SilentTelemetry
@@ -115,6 +115,7 @@ async def _erase_rows(database: Database, erase: Callable[[Connection, Erased], 
 async def _erase_copies(database: Database, folder: Path, now: ErasurePass) -> int:
     done, damaged = await asyncio.to_thread(erasures.erase_copies, folder, now.erased)
     (folder / f"{NAME}.restoring").unlink(missing_ok=True)  # of a restore that was killed
+    backup.remove_plain(folder)
     for path in damaged:  # named with the backups
         await database.write(partial(erasures.note_backup, path=path, made_at=0.0))
     return done

@@ -163,10 +163,9 @@ def check_backups(request: CheckRequest, progress: Progress) -> CheckResult:
 
 def _backup_problems(file: Path, request: CheckRequest) -> Iterator[str]:
     try:
-        with backup.readable(file, request.decryption, request.folder) as plain:
-            backup.validate(plain, file)
-            with read_only(plain) as db:
-                yield from (f"{file}: {one}" for one in (*inconsistencies(db), *_audit_log(db, None).problems))
+        with backup.readable(file, request.decryption, request.folder) as db:
+            backup.validate(db, file)
+            yield from (f"{file}: {one}" for one in (*inconsistencies(db), *_audit_log(db, None).problems))
     except AnabranchError as error:
         yield error.message
     except OSError as error:

@@ -46,6 +46,8 @@ RETRIES = 3
 RETRY_S = 0.1
 READERS = 4
 SNAPSHOTS = 5
+# A backup copies so many at a time.
+PAGES = 1_000
 # A checkpoint waits for BUSY_S each time.
 CHECKPOINTS = 3
 # With less free space, an input/output error is taken for that of a full disk.
@@ -178,11 +180,10 @@ class Database:
         else:
             self._locked_since = 0.0
 
-    def backup(self, target: Path) -> None:
-        """Copy the records with SQLite's online backup, while they are in use."""
-        with closing(sqlite3.connect(target)) as copy, self._connection() as connection:
-            connection.backup(copy, pages=1_000)
-            copy.execute("PRAGMA journal_mode = DELETE")
+    def backup(self, copy: sqlite3.Connection) -> None:
+        """Copy the records with SQLite's online backup, while they are in use. A signal interrupts it."""
+        with self._connection() as connection:
+            connection.backup(copy, pages=PAGES, progress=lambda *_: None)
 
     def compact(self) -> int:
         """Rewrite the whole file, so that no page holds anything of a deleted row, and empty the write-ahead log;
