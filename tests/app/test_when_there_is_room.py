@@ -81,3 +81,25 @@ async def test_the_indexer_waits_for_room_and_indexes_then(tmp_path: Path) -> No
             shop.writer.fold()
             assert sorted(await shop.titles("fish")) == ["Herons", "Otters"]
     assert lines.events == ["disk_full", "disk_has_room"]
+
+
+async def test_erasing_goes_on_while_the_disk_is_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 16) as disk:
+        erased = asyncio.Event()
+
+        async def erase() -> None:
+            erased.set()
+            raise DiskFull("full")
+
+        lines, never = Lines(), asyncio.Event()
+
+        async def work() -> None:
+            await never.wait()
+
+        waiting = asyncio.create_task(
+            when_there_is_room(data_folder(disk.folder), work, lines.log, erase=erase, look_s=LOOK_S)
+        )
+        async with asyncio.timeout(5):
+            await erased.wait()
+        assert not waiting.done()
+        waiting.cancel()
