@@ -25,11 +25,13 @@ def is_nearly_full(folder: Path, least_free: int = LEAST_FREE) -> bool:
 
 
 def keep_reserve(folder: Path, records_bytes: int) -> None:
-    """Allocate the reserve for records of this size, unless it is there already or the disk is nearly full."""
+    """Allocate the reserve for records of this size, unless it is there already or the disk is nearly full. On a small
+    disk it takes half of what may be filled at most."""
     wanted = min(max(RESERVE_BYTES, records_bytes // RESERVE_SHARE), MAX_RESERVE_BYTES)
     held = reserve_bytes(folder)
+    wanted = min(wanted, held + (free_bytes(folder) - LEAST_FREE) // 2)
     # It grows by a fifth at least: otherwise every upload would make it grow.
-    if held * 6 >= wanted * 5 or is_nearly_full(folder, LEAST_FREE + wanted - held):
+    if held * 6 >= wanted * 5:
         return
     _allocate(folder, wanted)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
-from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged, decoded
+from anabranch.knowledge.index.manifest import Generations, IndexManifest, SegmentDamaged
 from anabranch.knowledge.index.segment import Segment
 from anabranch.knowledge.parse import restrictions
 from anabranch.knowledge.parse.confinement import APPLIED
@@ -87,7 +87,7 @@ def _opened(generations: Generations) -> tuple[IndexManifest, dict[str, Segment 
         stamp = generations.stamp()
         if not stamp[0]:
             return IndexManifest(), {}
-        manifest = decoded((generations.folder / CURRENT).read_bytes())
+        manifest = generations.published()
         segments = {name: _whole(generations, manifest, name) for name in manifest.segments}
         if None not in segments.values() or generations.stamp() == stamp:
             return manifest, segments

@@ -107,6 +107,7 @@ def test_encrypted_backups_are_verified(run: Run, data: Path, identity: Path) ->
     assert (ran.code, "1 of them encrypted and not read" in ran.out) == (0, True)
     assert run("verify", "--identity", str(identity)).code == 0
     assert run("verify", str(file)).code == 1  # it was named, and cannot be read
+    assert "with --identity FILE" in run("verify", str(file), AGGREGATOR_BACKUP_PASSPHRASE=PASSPHRASE).out
     content = bytearray(file.read_bytes())
     content[-100] ^= 1
     file.write_bytes(content)
@@ -171,6 +172,11 @@ def test_what_an_earlier_version_has_left_in_clear_is_erased(run: Run, data: Pat
     left.write_text(SECRET, encoding="utf-8")
     assert run("erase", "--user", "erin", "--yes").code == 0
     assert not left.exists()
+
+
+def test_what_is_no_text_is_an_error(run: Run) -> None:
+    ran = run("erase", "--document", "\udcff", "--yes")
+    assert (ran.code, ran.err) == (2, "anabranch: b'\\xff' is not valid UTF-8.\n")
 
 
 REFUSED = {

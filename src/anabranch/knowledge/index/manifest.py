@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.durable_files import replace_file, sync_file
+from anabranch.knowledge.durable_files import regular, replace_file, sync_file
 
 CURRENT = "CURRENT"
 FOUND_DAMAGED = ".damaged"
 READ_BYTES = 1 << 20
-# Reading fails like this if a file is gone or the disk is bad; after others, such as too many open files, it may work
-# again.
-LOST = (errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.EBADMSG)
+# Reading fails like this if a file is gone, is no regular file, or the disk is bad; after other errors, such as too many
+# open files, it may work again.
+LOST = (errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.EBADMSG, errno.EINVAL)
 
 
 class SegmentDamaged(Exception):
@@ -56,14 +56,24 @@ class Generations:
         """The manifest; an empty one if there is none, or a damaged one: then all chunks are read from the records
         until the index is rebuilt."""
         try:
-            return decoded((self.folder / CURRENT).read_bytes())
+            return self.published()
         except (FileNotFoundError, SegmentDamaged):
             return IndexManifest()
+
+    def published(self) -> IndexManifest:
+        """The current manifest; SegmentDamaged if it is damaged, FileNotFoundError if there is none."""
+        try:
+            with open(self.folder / CURRENT, "rb", opener=regular) as file:
+                return decoded(file.read())
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise SegmentDamaged(CURRENT) from None
 
     def is_damaged(self) -> bool:
         """Whether the manifest is damaged, or says that a segment is."""
         try:
-            return bool(decoded((self.folder / CURRENT).read_bytes()).damaged)
+            return bool(self.published().damaged)
         except FileNotFoundError:
             return False
         except SegmentDamaged:
@@ -153,7 +163,7 @@ def lost(error: OSError, folder: Path) -> Exception:
 def _read(file: Path, paced: Callable[[int], None]) -> Iterable[memoryview]:
     # Not mapped: where the disk is bad, reading a map ends the process.
     buffer = memoryview(bytearray(READ_BYTES))
-    with file.open("rb", buffering=0) as opened:
+    with open(file, "rb", buffering=0, opener=regular) as opened:
         while count := opened.readinto(buffer):
             yield buffer[:count]
             paced(count)

@@ -218,7 +218,7 @@ def _restored(file: Path, replaced: Path) -> AuditEntry:
     """The record of a restore, with the newest one of the log that is replaced: it is kept aside with the rest."""
     details: dict[str, int | str] = {}
     if replaced.is_file():
-        with suppress(sqlite3.Error), closing(sqlite3.connect(replaced)) as db:
+        with suppress(sqlite3.Error, audit.AuditDamaged), closing(sqlite3.connect(replaced)) as db:
             newest = audit.head(db)
             details = {"replaced_seq": newest.seq, "replaced_hash": newest.hash}
     return AuditEntry(action="records.restored", object="file", name=str(file.resolve()), details=details)
