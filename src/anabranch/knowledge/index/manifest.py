@@ -15,8 +15,8 @@ from anabranch.knowledge.durable_files import regular, replace_file, sync_file
 CURRENT = "CURRENT"
 FOUND_DAMAGED = ".damaged"
 READ_BYTES = 1 << 20
-# Reading fails like this if a file is gone, is no regular file, or the disk is bad; after other errors, such as too many
-# open files, it may work again.
+# Reading fails like this if a file is gone, is no regular file, or the disk is bad; after other errors, such as too
+# many open files, it may work again.
 LOST = (errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.EBADMSG, errno.EINVAL)
 
 
