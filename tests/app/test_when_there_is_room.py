@@ -73,3 +73,25 @@ async def test_records_that_are_gone_are_an_error_that_says_what_to_do(tmp_path:
     lines = Lines()
     with pytest.raises(ConfigurationError, match=r"records\.sqlite\) are gone"):
         await when_there_is_room(tmp_path, asyncio.Event().wait, lines.log)  # type: ignore[arg-type]
+
+
+async def test_erasing_goes_on_while_the_disk_is_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 16) as disk:
+        erased = asyncio.Event()
+
+        async def erase() -> None:
+            erased.set()
+            raise DiskFull("full")
+
+        lines, never = Lines(), asyncio.Event()
+
+        async def work() -> None:
+            await never.wait()
+
+        waiting = asyncio.create_task(
+            when_there_is_room(data_folder(disk.folder), work, lines.log, erase=erase, look_s=LOOK_S)
+        )
+        async with asyncio.timeout(5):
+            await erased.wait()
+        assert not waiting.done()
+        waiting.cancel()

@@ -16,7 +16,7 @@ import pytest
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.rights import Rights
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import documents, keys, queries
+from anabranch.knowledge.records import backup, documents, keys, queries
 from anabranch.knowledge.records.database import (
     NAME,
     RETRIES,
@@ -197,7 +197,7 @@ async def test_a_backup_during_ingestion_is_consistent(tmp_path: Path) -> None:
 
         await shop.put("First eats fish.")
         ingesting = asyncio.create_task(ingest())
-        await asyncio.to_thread(shop.database.backup, tmp_path / "copy.sqlite")
+        await asyncio.to_thread(backup.back_up, shop.database, tmp_path / "copy.sqlite")
         await ingesting
     (tmp_path / "other").mkdir()
     (tmp_path / "copy.sqlite").rename(tmp_path / "other" / NAME)

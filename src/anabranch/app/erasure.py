@@ -8,15 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
 from anabranch.app.recording_folder import PREFIX as RECORDING
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import AnabranchError
+from anabranch.knowledge.disk import RESERVE_BYTES, free_bytes, reserve_bytes, reserve_released
 from anabranch.knowledge.model import Erased
-from anabranch.knowledge.records import erasures
+from anabranch.knowledge.records import backup, erasures
 from anabranch.knowledge.records.database import NAME, Connection, Database
 from anabranch.knowledge.records.erasures import Erasure
 from anabranch.telemetry.log import SilentTelemetry
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from anabranch.knowledge.index.writer import IndexWriter
 
 RETRY_S = 300.0
+WAITS = "It waits until {} MB are free on the disk of the data folder: the records are rewritten."
+T = TypeVar("T")
 UUID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Step = Callable[[str], None]
 
@@ -80,20 +83,33 @@ class Eraser:
         found = await self._database.read(lambda db: erasures.due(db, at))
         if not found:
             return
-        now = ErasurePass(found, await self._database.write(partial(_whole, found)), at)
+        folder, needed = self._database.path.parent, await asyncio.to_thread(self._database.bytes_to_compact)
+        if free_bytes(folder) >= needed:
+            await self._run(found, at, step)
+        elif free_bytes(folder) + reserve_bytes(folder) >= needed:
+            with reserve_released(folder, RESERVE_BYTES):
+                await self._run(found, at, step)
+        elif any(one.error != (reason := WAITS.format(-(-needed // 1_000_000))) for one in found):
+            await self._write(lambda db: erasures.failed(db, found, reason, at))
+
+    async def _run(self, found: Sequence[Erasure], at: float, step: Step) -> None:
+        now = ErasurePass(found, await self._write(partial(_whole, found)), at)
         problems = [problem for store in self._stores if (problem := await self._erase(store, now, step))]
         if problems:
             reason, retry_at = " ".join(problems), time.time() + RETRY_S
-            await self._database.write(lambda db: erasures.failed(db, found, reason, retry_at))
+            await self._write(lambda db: erasures.failed(db, found, reason, retry_at))
         else:
-            await self._database.write(lambda db: erasures.passed(db, found, at))
+            await self._write(lambda db: erasures.passed(db, found, at))
+
+    async def _write(self, work: Callable[[Connection], T]) -> T:
+        return await self._database.write(work, deleting=True)
 
     async def _erase(self, store: ErasureStore, now: ErasurePass, step: Step) -> str | None:
         """Erase from a store; returns why that has failed, so that the others are erased nevertheless."""
         step(store.name)
         try:
             removed = await store.erase(now)
-            await self._database.write(lambda db: erasures.count(db, now.erasures, store.name, removed))
+            await self._write(lambda db: erasures.count(db, now.erasures, store.name, removed))
         except (AnabranchError, OSError) as error:
             return f"{store.name}: {error.message if isinstance(error, AnabranchError) else error}"
         return None
@@ -109,12 +125,13 @@ def _whole(found: Sequence[Erasure], db: Connection) -> Erased:
 
 
 async def _erase_rows(database: Database, erase: Callable[[Connection, Erased], int], now: ErasurePass) -> int:
-    return await database.write(lambda db: erase(db, now.erased))
+    return await database.write(lambda db: erase(db, now.erased), deleting=True)
 
 
 async def _erase_copies(database: Database, folder: Path, now: ErasurePass) -> int:
     done, damaged = await asyncio.to_thread(erasures.erase_copies, folder, now.erased)
     (folder / f"{NAME}.restoring").unlink(missing_ok=True)  # of a restore that was killed
+    backup.remove_plain(folder)
     for path in damaged:  # named with the backups
         await database.write(partial(erasures.note_backup, path=path, made_at=0.0))
     return done
@@ -148,7 +165,7 @@ async def _erase_redis(settings: Settings, now: ErasurePass) -> int:
 
 
 async def _erase_free_bytes(database: Database, now: ErasurePass) -> int:
-    await database.write(lambda db: erasures.forget_users(db, now.erasures, now.at))
+    await database.write(lambda db: erasures.forget_users(db, now.erasures, now.at), deleting=True)
     return await asyncio.to_thread(database.compact)
 
 

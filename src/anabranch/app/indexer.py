@@ -101,10 +101,16 @@ async def fetch_document(outbound: Outbound, url: str) -> Fetched:
 
 
 async def when_there_is_room(
-    folder: Path, work: Callable[[], Awaitable[None]], log: Log, *, least_free: int = LEAST_FREE, look_s: float = LOOK_S
+    folder: Path,
+    work: Callable[[], Awaitable[None]],
+    log: Log,
+    *,
+    erase: Callable[[], Awaitable[None]] | None = None,
+    least_free: int = LEAST_FREE,
+    look_s: float = LOOK_S,
 ) -> None:
     """Run `work`, and again each time when it has ended because the disk was full and there is room again. It is also
-    stopped when little is left, which is for those who delete."""
+    stopped when little is left, which is for those who delete: `erase` goes on."""
     while True:
         task = asyncio.ensure_future(work())
         try:
@@ -118,7 +124,10 @@ async def when_there_is_room(
             return
         log.warning("disk_full", data_dir=str(folder), hint="ingesting and indexing wait until there is room again")
         await asyncio.sleep(look_s)
-        while is_nearly_full(folder, least_free):  # noqa: ASYNC110  disks have no notification
+        while is_nearly_full(folder, least_free):
+            if erase is not None:
+                with suppress(DiskFull):
+                    await erase()
             await asyncio.sleep(look_s)
         log.info("disk_has_room", data_dir=str(folder))
 
@@ -158,7 +167,7 @@ async def run(settings: Settings, log: Log) -> None:
     if not has_records(folder := folder_of(settings)):  # the server has made them; others in their place would be empty
         raise missing(folder)
     async with indexer(settings, partial(log_missing, log), log) as opened, reading_audit_log(settings, log):
-        work = asyncio.create_task(when_there_is_room(folder, opened.run, log))
+        work = asyncio.create_task(when_there_is_room(folder, opened.run, log, erase=opened.erase_due))
         loop = asyncio.get_running_loop()
 
         def stop_at_end_of_input() -> None:

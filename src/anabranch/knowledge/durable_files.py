@@ -1,6 +1,8 @@
-"""Files that survive a crash: fsync, and atomic replacement."""
+"""Files that survive a crash: fsync, and atomic replacement; and opening regular files only."""
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 
@@ -23,3 +25,12 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
     sync_file(beside)
     beside.rename(path)
     sync_file(path.parent)
+
+
+def regular(path: str, flags: int) -> int:
+    """An opener of files; a pipe or a device is an error, and is not waited for."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", path)

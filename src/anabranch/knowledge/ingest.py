@@ -453,6 +453,10 @@ class Indexer:
 
     async def _erase_deleted(self) -> None:
         """Erase what was deleted, when it is due."""
-        while self._erase is not None:
-            await self._erase()
+        while True:
+            await self.erase_due()
             await asyncio.sleep(ERASE_POLL_S)
+
+    async def erase_due(self) -> None:
+        if self._erase is not None:
+            await self._erase()

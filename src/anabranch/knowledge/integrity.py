@@ -11,7 +11,7 @@ import numpy as np
 
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
-from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged, decoded
+from anabranch.knowledge.index.manifest import Generations, IndexManifest, SegmentDamaged
 from anabranch.knowledge.index.reader import is_foreign
 from anabranch.knowledge.index.segment import Segment
 from anabranch.knowledge.parse import restrictions
@@ -94,7 +94,7 @@ def _opened(generations: Generations) -> tuple[IndexManifest, dict[str, Segment 
         stamp = generations.stamp()
         if not stamp[0]:
             return IndexManifest(), {}
-        manifest = decoded((generations.folder / CURRENT).read_bytes())
+        manifest = generations.read() or IndexManifest()
         segments = {name: _whole(generations, manifest, name) for name in manifest.segments}
         if None not in segments.values() or generations.stamp() == stamp:
             return manifest, segments
@@ -170,10 +170,9 @@ def check_backups(request: CheckRequest, progress: Progress) -> CheckResult:
 
 def _backup_problems(file: Path, request: CheckRequest) -> Iterator[str]:
     try:
-        with backup.readable(file, request.decryption, request.folder) as plain:
-            backup.validate(plain, file)
-            with read_only(plain) as db:
-                yield from (f"{file}: {one}" for one in (*inconsistencies(db), *_audit_log(db, None).problems))
+        with backup.readable(file, request.decryption, request.folder) as db:
+            backup.validate(db, file)
+            yield from (f"{file}: {one}" for one in (*inconsistencies(db), *_audit_log(db, None).problems))
     except AnabranchError as error:
         yield error.message
     except OSError as error:

@@ -238,3 +238,29 @@ def test_without_records_there_is_no_log(run: Run, tmp_path: Path) -> None:
     assert run("audit", "export", **elsewhere).out == ""
     assert run("audit", "verify", **elsewhere).code == 1
     assert not (tmp_path / "empty").exists()
+
+
+DAMAGES = {
+    "no newest record": "DELETE FROM audit_chain",
+    "details": "UPDATE audit SET details = 'not json' WHERE seq = 2",
+    "a hash": "UPDATE audit SET hash = 'text' WHERE seq = 2",
+    "a time": "UPDATE audit SET at_us = 'text' WHERE seq = 2",
+    "no UTF-8": "UPDATE audit SET action = CAST(x'ff' AS TEXT) WHERE seq = 2",
+    "two newest records": "INSERT INTO audit_chain SELECT * FROM audit_chain",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_log_is_named_in_one_sentence(data: Path, run: Run, damage: str) -> None:
+    with closing(sqlite3.connect(data / "records.sqlite", isolation_level=None)) as db:
+        db.execute("DROP TRIGGER audit_is_not_changed")
+        db.execute(DAMAGES[damage])
+    said = "anabranch: The audit log is damaged. Find out where with: anabranch audit verify\n"
+    exported, listed = run("audit", "export"), run("audit", "list")
+    if damage == "two newest records":
+        assert (exported.code, listed.code) == (0, 0)
+    else:
+        assert (exported.code, exported.err) == (1, said)
+    if damage not in ("no newest record", "two newest records"):
+        assert (listed.code, listed.err) == (1, said)
+    assert run("audit", "verify").code == 1

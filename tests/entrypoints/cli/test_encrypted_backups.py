@@ -1,9 +1,11 @@
 """`anabranch backup` encrypts for age recipients or with a passphrase; `restore` and `verify` decrypt."""
 
 import asyncio
-import os
+import fcntl
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,9 @@ from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.records import backup, encryption
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.encryption import HEADER, Encryption
-from support.cli_runner import Run, here
+from anabranch.models.factory import LocalEmbedder
+from anabranch.testing import FakeEmbedder
+from support.cli_runner import Run, environment, here
 from support.knowledge_fixtures import workshop
 
 SECRET = "Herons keep their secrets."
@@ -25,9 +29,11 @@ PASSPHRASE = "correct horse battery staple"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "data"
+    embedder = FakeEmbedder(dimensions=LocalEmbedder.dimensions)
+    embedder.name = LocalEmbedder.name
 
     async def make() -> None:
-        async with workshop(folder) as shop:
+        async with workshop(folder, embedder=embedder) as shop:
             await shop.collection()
             await shop.put(SECRET)
 
@@ -101,6 +107,7 @@ def test_encrypted_backups_are_verified(run: Run, data: Path, identity: Path) ->
     assert (ran.code, "1 of them encrypted and not read" in ran.out) == (0, True)
     assert run("verify", "--identity", str(identity)).code == 0
     assert run("verify", str(file)).code == 1  # it was named, and cannot be read
+    assert "with --identity FILE" in run("verify", str(file), AGGREGATOR_BACKUP_PASSPHRASE=PASSPHRASE).out
     content = bytearray(file.read_bytes())
     content[-100] ^= 1
     file.write_bytes(content)
@@ -125,14 +132,51 @@ def test_a_backup_that_is_interrupted_leaves_nothing(
     assert not list(data.glob(f"{backup.PLAIN}*"))
 
 
-def test_what_a_killed_backup_has_left_is_deleted_by_the_next(run: Run, data: Path, identity: Path) -> None:
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    left, used = data / f"{backup.PLAIN}{dead.pid}", data / f"{backup.PLAIN}{os.getppid()}"
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_backup_that_is_stopped_leaves_nothing_in_clear(data: Path, number: int) -> None:
+    """It waits for its passphrase to be stretched, when the copy of the records is complete."""
+    target = data.parent / "copies"
+    target.mkdir()
+    waiting = "import time; from anabranch.knowledge.records.encryption import Encryption; from pathlib import Path\n"
+    waiting += "def encrypt(*_): print('copied', flush=True); time.sleep(60)\n"
+    waiting += "Encryption.encrypt = encrypt\nfrom anabranch.entrypoints.cli.main import main\nmain()"
+    command = [sys.executable, "-c", waiting, "backup", str(target / "monday.age")]
+    variables = environment(data, AGGREGATOR_BACKUP_PASSPHRASE=PASSPHRASE)
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"copied\n"
+        in_clear = [file for file in plaintext_in(data) if not file.startswith("records.sqlite")]
+        process.send_signal(number)
+        process.wait()
+    assert in_clear == []
+    assert [file for file in plaintext_in(data) if not file.startswith("records.sqlite")] == []
+    assert [file.name for file in data.iterdir() if file.name.startswith(backup.PLAIN)] == []
+    assert [file.name for file in target.iterdir()] == ([".monday.age.partial"] if number == signal.SIGKILL else [])
+
+
+def test_what_a_killed_backup_has_left_is_named_and_replaced(run: Run, data: Path) -> None:
+    file, left = data.parent / "monday.sqlite", data.parent / ".monday.sqlite.partial"
+    assert run("backup", str(file)).code == 0
+    file.rename(left)
+    assert run("verify").code == 0, "it is no backup"
+    assert str(left) in run("erase", "--user", "erin", "--yes").err
+    with left.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "Another backup of this name is running" in run("backup", str(file)).err
+    assert run("backup", str(file)).code == 0
+    assert (left.exists(), run("verify", str(file)).code) == (False, 0)
+
+
+def test_what_an_earlier_version_has_left_in_clear_is_erased(run: Run, data: Path) -> None:
+    left = data / f"{backup.PLAIN}123"
     left.write_text(SECRET, encoding="utf-8")
-    used.write_text(SECRET, encoding="utf-8")
-    run("backup", str(data.parent / "monday.age"), "--encrypt-to", recipient(identity))
-    assert (left.exists(), used.exists()) == (False, True)
+    assert run("erase", "--user", "erin", "--yes").code == 0
+    assert not left.exists()
+
+
+def test_what_is_no_text_is_an_error(run: Run) -> None:
+    ran = run("erase", "--document", "\udcff", "--yes")
+    assert (ran.code, ran.err) == (2, "anabranch: b'\\xff' is not valid UTF-8.\n")
 
 
 REFUSED = {

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import re
 import shutil
@@ -259,3 +260,23 @@ def test_what_a_check_cannot_read_is_a_problem() -> None:
 
     check = CHECKS[0]._replace(run=failing)
     assert run_check(check, CheckRequest(Path()), lambda *_: None).problems == ("The records cannot be read.",)
+
+
+@pytest.mark.parametrize("place", ["a backup", "a segment", "the manifest"])
+def test_a_pipe_is_a_problem_and_not_waited_for(run: Run, data: Path, place: str) -> None:
+    pipe = {
+        "a backup": data.parent / "pipe",
+        "a segment": next((data / "index").glob("*/*.bin")),
+        "the manifest": data / "index" / "CURRENT",
+    }[place]
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    code, found = checked(run, *([str(pipe)] if place == "a backup" else []))
+    assert (code, len(found["backups" if place == "a backup" else "index"])) == (1, 1)
+
+
+def test_hostile_file_names_are_printed_on_one_line(run: Run, data: Path) -> None:
+    file = data.parent / "a\x1b[31m\nrecords    ok"
+    file.write_bytes(b"no database")
+    ran = run("verify", str(file))
+    assert (ran.code, ran.out.count("\nrecords    ok")) == (1, 0)

@@ -135,5 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except UnicodeEncodeError as error:
+        if error.reason != "surrogates not allowed":
+            raise
+        click.echo(f"anabranch: {error.object.encode(errors='surrogateescape')!r} is not valid UTF-8.", err=True)
+        sys.exit(2)
     except click.Abort:
         sys.exit(130)

@@ -16,7 +16,7 @@ from anabranch.entrypoints.cli.options import (
     passphrase_option,
     settings_option,
 )
-from anabranch.entrypoints.cli.resources import alone, audited, records, require_records
+from anabranch.entrypoints.cli.resources import alone, audited, cleaning_up, records, require_records
 from anabranch.entrypoints.cli.terminal import (
     counted,
     notes,
@@ -67,7 +67,7 @@ def backup(
         raise ConfigurationError(f"{file} is the file of the records themselves.")
     details = {"encrypted": True} if encryption else {}
     entry = AuditEntry(action="records.backed_up", object="file", name=str(file.resolve()), details=details)
-    with audited(settings, entry), records(settings) as database:
+    with cleaning_up(), audited(settings, entry), records(settings) as database:
         counts = copies.back_up(database, file, encryption)
     _print_copy("Backed up and encrypted" if encryption else "Backed up", file, counts, as_json=as_json)
 
@@ -88,7 +88,8 @@ def restore(
 ) -> None:
     """Replace the records with FILE, a backup."""
     folder = folder_of(settings)
-    with copies.readable(file, decryption_given(settings, identity, passphrase_file), folder) as plain:
+    decryption = decryption_given(settings, identity, passphrase_file)
+    with cleaning_up(), copies.readable(file, decryption, folder) as plain:
         copies.validate(plain, file)
         with alone(folder):
             if not (force or copies.is_empty(folder)):

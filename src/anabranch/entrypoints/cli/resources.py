@@ -3,6 +3,8 @@
 import asyncio
 import fcntl
 import os
+import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -142,6 +144,23 @@ def alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def cleaning_up() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the command as Ctrl-C does: temporary files are deleted."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def is_indexed(folder: Path) -> bool:

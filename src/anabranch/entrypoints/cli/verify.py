@@ -18,7 +18,7 @@ from anabranch.entrypoints.cli.options import (
     settings_option,
 )
 from anabranch.entrypoints.cli.resources import require_records
-from anabranch.entrypoints.cli.terminal import print_json, progress, write_text
+from anabranch.entrypoints.cli.terminal import flat, print_json, progress, write_text
 
 
 @click.command("verify")
@@ -58,7 +58,7 @@ def command(
             state, checked = "problem" if one.problems else "ok", f" ({one.checked})" if one.checked else ""
             write_text(f"{one.name:<10} {state}{checked}")
             for problem in one.problems:
-                write_text(f"  {problem}")
+                write_text(f"  {flat(problem)}")
     has_problems = any(one.problems for one in results)
     if as_json:
         print_json({"ok": not has_problems, "checks": results})

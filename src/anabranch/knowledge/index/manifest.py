@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.durable_files import replace_file, sync_file
+from anabranch.knowledge.durable_files import regular, replace_file, sync_file
 
 CURRENT = "CURRENT"
 FOUND_DAMAGED = ".damaged"
 READ_BYTES = 1 << 20
-# Reading fails like this if a file is gone or the disk is bad; after others, such as too many open files, it may work
-# again.
-LOST = (errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.EBADMSG)
+# Reading fails like this if a file is gone, is no regular file, or the disk is bad; after other errors, such as too
+# many open files, it may work again.
+LOST = (errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.EBADMSG, errno.EINVAL)
 
 
 class SegmentDamaged(Exception):
@@ -67,7 +67,8 @@ class Generations:
     def read(self) -> IndexManifest | None:
         """The manifest; None if there is none, SegmentDamaged if it is damaged."""
         try:
-            return decoded((self.folder / CURRENT).read_bytes())
+            with open(self.folder / CURRENT, "rb", opener=regular) as file:
+                return decoded(file.read())
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -157,7 +158,7 @@ def lost(error: OSError, folder: Path) -> Exception:
 def _read(file: Path, paced: Callable[[int], None]) -> Iterable[memoryview]:
     # Not mapped: where the disk is bad, reading a map ends the process.
     buffer = memoryview(bytearray(READ_BYTES))
-    with file.open("rb", buffering=0) as opened:
+    with open(file, "rb", buffering=0, opener=regular) as opened:
         while count := opened.readinto(buffer):
             yield buffer[:count]
             paced(count)

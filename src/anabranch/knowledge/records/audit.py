@@ -6,7 +6,7 @@ them, and a table of their own has the names with their salts. Forgetting a name
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b, sha256
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from anabranch.domain.audit import USER, Actor, AuditEntry, AuditFilter, AuditRecord, acting
+from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records.database import as_json
@@ -59,6 +60,13 @@ class AuditFinding(Value):
     problem: str
 
 
+class AuditDamaged(AnabranchError):
+    """The audit log was changed by something else."""
+
+    def __init__(self) -> None:
+        super().__init__("The audit log is damaged. Find out where with: anabranch audit verify")
+
+
 class AuditHead(Value):
     """The newest record. Whoever has noted it elsewhere can find out later whether the log was replaced."""
 
@@ -72,6 +80,8 @@ def append(db: sqlite3.Connection, entry: AuditEntry, by: Actor | None = None) -
     at_us = time.time_ns() // 1_000
     day = at_us // DAY_US
     last = db.execute("SELECT head_seq, head_hash FROM audit_chain").fetchone()
+    if last is None:
+        raise AuditDamaged
     details = dict(entry.details)
     if entry.granted:
         details["granted"] = [_digest(db, day, name, name).hex() for name in entry.granted[:MAX_GRANTED]]
@@ -169,8 +179,10 @@ def expire(db: sqlite3.Connection, days: float) -> int:
 
 
 def head(db: sqlite3.Connection) -> AuditHead:
-    seq, found = db.execute("SELECT head_seq, head_hash FROM audit_chain").fetchone()
-    return AuditHead(seq=seq, hash=found.hex())
+    row = db.execute("SELECT head_seq, head_hash FROM audit_chain").fetchone()
+    if row is None or not isinstance(row[1], bytes):
+        raise AuditDamaged
+    return AuditHead(seq=row[0], hash=row[1].hex())
 
 
 def is_kept(db: sqlite3.Connection) -> bool:
@@ -228,9 +240,12 @@ class _Verification:
         return valid
 
     def _chain(self, names: set[bytes]) -> None:
-        anchor, before, head, head_hash = self._db.execute(
-            "SELECT anchor_seq, anchor_hash, head_seq, head_hash FROM audit_chain"
-        ).fetchone()
+        rows = self._db.execute("SELECT anchor_seq, anchor_hash, head_seq, head_hash FROM audit_chain").fetchall()
+        if len(rows) != 1:
+            self._add(0, f"The log should have one newest record; {len(rows)} are noted (audit_chain).")
+        if not rows:
+            return
+        anchor, before, head, head_hash = rows[0]
         self._expired = (0, before.hex())
         seq, last = anchor, before
         query = f"SELECT {KINDS}, hash, {RAW} FROM audit ORDER BY seq"  # noqa: S608  our own names
@@ -299,18 +314,29 @@ CONDITIONS = {
 
 
 def listed(db: sqlite3.Connection, wanted: AuditFilter, before: int | None, limit: int) -> list[AuditRecord]:
-    """Records, newest first, before one of them."""
+    """Records, newest first, before one of them; AuditDamaged if they cannot be read."""
     given = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
     conditions = [_condition(name) for name in given] or ["1"]
     if before is not None:
         conditions.append("seq < :before")
     query = f"{READ}{' AND '.join(conditions)} ORDER BY seq DESC LIMIT :limit"
-    return [_record(db, row) for row in db.execute(query, {**given, "before": before, "limit": limit})]
+    return _records(db, query, {**given, "before": before, "limit": limit})
 
 
 def after(db: sqlite3.Connection, seq: int, limit: int) -> list[AuditRecord]:
     """Records after one of them, oldest first."""
-    return [_record(db, row) for row in db.execute(f"{READ} seq > ? ORDER BY seq LIMIT ?", (seq, limit))]
+    return _records(db, f"{READ} seq > ? ORDER BY seq LIMIT ?", (seq, limit))
+
+
+def _records(db: sqlite3.Connection, query: str, values: Mapping[str, Any] | Sequence[Any]) -> list[AuditRecord]:
+    try:
+        return [_record(db, row) for row in db.execute(query, values)]
+    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError):
+        raise AuditDamaged from None
+    except sqlite3.OperationalError as error:
+        if "decode" not in str(error):  # a text is not UTF-8
+            raise
+        raise AuditDamaged from None
 
 
 def _condition(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from anabranch.domain.errors import AnabranchError, ConfigurationError
-from anabranch.knowledge.disk import is_nearly_full, release_reserve
+from anabranch.knowledge.disk import is_nearly_full, reserve_released
 from anabranch.knowledge.records.schema import MIGRATIONS
 from anabranch.policies.fair_threads import FairThreads
 
@@ -46,10 +46,15 @@ RETRIES = 3
 RETRY_S = 0.1
 READERS = 4
 SNAPSHOTS = 5
+# A backup copies so many at a time.
+PAGES = 1_000
 # A checkpoint waits for BUSY_S each time.
 CHECKPOINTS = 3
 # With less free space, an input/output error is taken for that of a full disk.
 FULL_BYTES = 256 * 1024
+# The bytes of the log for each byte that is written, and what other tables write meanwhile.
+LOGGED = 1.02
+SLACK_BYTES = 512 * 1024
 
 
 class StoreFailed(AnabranchError):
@@ -94,9 +99,9 @@ class Database:
                 with database._connection() as connection:
                     migrate(connection)
             except sqlite3.OperationalError:  # on a full disk a process that starts needs some space
-                if not (is_nearly_full(folder, FULL_BYTES) and release_reserve(folder)):
+                if not is_nearly_full(folder, FULL_BYTES):
                     raise
-                with database._connection() as connection:
+                with reserve_released(folder), database._connection() as connection:
                     migrate(connection)
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(
@@ -130,9 +135,13 @@ class Database:
         try:
             return self._written(work)
         except DiskFull:
-            if not (deleting and release_reserve(self.path.parent)):
+            if not deleting:
                 raise
-        return self._written(work, sparing=True)
+        with reserve_released(self.path.parent):
+            done = self._written(work, sparing=True)
+            with self._connection() as connection, suppress(sqlite3.OperationalError):
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # its space is the reserve's again
+            return done
 
     def _written(self, work: Callable[[sqlite3.Connection], T], *, sparing: bool = False) -> T:
         with self._connection() as connection:
@@ -178,11 +187,19 @@ class Database:
         else:
             self._locked_since = 0.0
 
-    def backup(self, target: Path) -> None:
-        """Copy the records with SQLite's online backup, while they are in use."""
-        with closing(sqlite3.connect(target)) as copy, self._connection() as connection:
-            connection.backup(copy, pages=1_000)
-            copy.execute("PRAGMA journal_mode = DELETE")
+    def backup(self, copy: sqlite3.Connection) -> None:
+        """Copy the records with SQLite's online backup, while they are in use. A signal interrupts it."""
+        with self._connection() as connection:
+            connection.backup(copy, pages=PAGES, progress=lambda *_: None)
+
+    def bytes_to_compact(self) -> int:
+        """How much free space `compact` needs: as much as is in use, and what the log adds."""
+        with self._connection() as connection:
+            size, pages, unused = (
+                connection.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_size", "page_count", "freelist_count")
+            )
+        return int(size * (pages - unused) * LOGGED) + SLACK_BYTES
 
     def compact(self) -> int:
         """Rewrite the whole file, so that no page holds anything of a deleted row, and empty the write-ahead log;
@@ -245,6 +262,7 @@ def _little_written(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _vacuum(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA wal_checkpoint(RESTART)")  # the log begins again in the space that it has
     connection.execute("VACUUM")
     # A reader of an older snapshot holds the log for the time of its query.
     for _ in range(CHECKPOINTS):

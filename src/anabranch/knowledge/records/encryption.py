@@ -6,8 +6,10 @@ from typing import BinaryIO
 from anabranch.configuration.extras import require
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Value
+from anabranch.knowledge.durable_files import regular
 
 HEADER = b"age-encryption.org/v1\n"
+WITH_PASSPHRASE = b"-> scrypt "
 # With a passphrase, the library holds the file in memory twice.
 MAX_PASSPHRASE_BYTES = 1 << 30
 NEEDED_BY = "An encrypted backup"
@@ -59,6 +61,10 @@ class Decryption(Value):
                 f"{source} is encrypted. Name its key with --identity FILE, or its passphrase with --passphrase-file "
                 f"FILE or AGGREGATOR_BACKUP_PASSPHRASE."
             )
+        if not self.identities and needs_identity(source):
+            raise ConfigurationError(
+                f"{source} is encrypted for recipients, not with a passphrase. Name its key with --identity FILE."
+            )
         require("encryption", NEEDED_BY)
         import pyrage  # noqa: PLC0415  an optional dependency
 
@@ -78,8 +84,15 @@ class Decryption(Value):
 
 
 def is_encrypted(file: Path) -> bool:
-    with file.open("rb") as opened:
+    with open(file, "rb", opener=regular) as opened:
         return opened.read(len(HEADER)) == HEADER
+
+
+def needs_identity(file: Path) -> bool:
+    """Whether an encrypted file is for recipients, not for whoever knows a passphrase."""
+    with open(file, "rb", opener=regular) as opened:
+        opened.seek(len(HEADER))
+        return opened.read(len(WITH_PASSPHRASE)) != WITH_PASSPHRASE
 
 
 def _recipients(given: tuple[str, ...]) -> list[object]:

@@ -58,6 +58,7 @@ TABLES = {
     "audit": False,  # ids and salted hashes
     "audit_chain": False,
 }
+PARTIAL = ".partial"
 COPIES = f"{NAME}.before-restore-*"
 
 
@@ -247,10 +248,15 @@ def note_backup(db: sqlite3.Connection, path: Path, made_at: float | None = None
     db.execute("INSERT OR REPLACE INTO backups VALUES (?, ?)", (str(path.resolve()), made_at))
 
 
+def partial_name(backup: Path) -> str:
+    """The name of the file into which a backup is written. It is noted, too: a killed backup leaves it."""
+    return f".{backup.name}{PARTIAL}"
+
+
 def noted_backups(db: sqlite3.Connection) -> list[Path]:
-    """All backups that are still there; none if the records are of a version that does not note them."""
+    """All complete backups that are still there; none if the records are of a version that does not note them."""
     with suppress(sqlite3.Error):
-        return backups_before(db, math.inf)
+        return [path for path in backups_before(db, math.inf) if path.suffix != PARTIAL]
     return []
 
 
