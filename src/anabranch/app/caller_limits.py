@@ -17,8 +17,7 @@ class LimitUsage(Value):
 
 
 class CallerLimits:
-    """The limits of the settings, with what callers hold by them. `in_records` counts what
-    an owner has there."""
+    """The limits of the settings, with what callers hold by them. `in_records` counts what an owner has there."""
 
     def __init__(
         self,
@@ -32,10 +31,15 @@ class CallerLimits:
         self._stream_bytes = stream_bytes
         self._in_records = in_records
 
-    async def of(self, caller: Claimant, owner: str) -> list[LimitUsage]:
-        """The limits of a caller, and of the owner of what it sends."""
-        counted = {**await self._in_records(owner), "stream_bytes": self._stream_bytes(caller)}
-        return [self._usage(limit, caller, counted) for limit in self._limits.values()]
+    async def of(self, caller: Claimant, owner: str | None) -> list[LimitUsage]:
+        """The limits of a caller, and those on what an owner has in the records; not these without an owner, as for a
+        key that must not learn what is in other collections."""
+        counted: dict[str, float] = {"stream_bytes": self._stream_bytes(caller)}
+        if owner is not None:
+            absent = dict.fromkeys(self._limits.keys() - self.shares.keys(), 0.0)
+            counted = {**absent, **counted, **await self._in_records(owner)}
+        shown = self.shares.keys() | counted.keys()
+        return [self._usage(limit, caller, counted) for limit in self._limits.values() if limit.name in shown]
 
     def _usage(self, limit: Limit, caller: Claimant, counted: Mapping[str, float]) -> LimitUsage:
         share, allowed = self.shares.get(limit.name), limit.of(caller)

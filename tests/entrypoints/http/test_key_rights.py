@@ -200,6 +200,9 @@ async def test_a_restricted_key_finds_no_trace_of_other_collections(shelf: Libra
         assert SECRET not in missing.body
     hint = await shelf.call("GET", f"{there}/announcemen", who="narrow")
     assert "Did you mean" not in str(hint.body)
+    limits = {one["name"] for one in (await shelf.good("GET", "/v1/limits", who="narrow"))["limits"]}
+    assert "questions" in limits
+    assert not limits & {"collections", "documents", "stored_bytes", "pending_documents"}
 
 
 async def test_a_restricted_key_gets_no_answer_from_other_collections(shelf: Library) -> None:

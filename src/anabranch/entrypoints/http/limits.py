@@ -53,9 +53,10 @@ class LimitsSurface:
 
     async def _limits(self, call: Call[None]) -> LimitList:
         settings = self.anabranch.settings
+        owner = call.caller.owner if call.caller.rights.collections is None else None
         rated = settings.rate_limit_surfaces if settings.rate_limit else ()
         return LimitList(
-            limits=[_view(one) for one in await self.anabranch.limits.of(claimant.get(), call.caller.owner)],
+            limits=[_view(one) for one in await self.anabranch.limits.of(claimant.get(), owner)],
             rate_limits=[
                 RateLimitView(surface=one, limit=settings.rate_limit, window_s=settings.rate_limit_window)
                 for one in rated
