@@ -463,14 +463,14 @@ def main() -> None:
                 found = asyncio.run(measured(name, server, space, keys, chosen.requests, chosen.ingests))
             taken[name].append(found)
             print(f"{name}: {found}", flush=True)
-    findings = {name: _median(figures) for name, figures in taken.items()}
+        findings = {name: _median(figures) for name, figures in taken.items()}
+        if chosen.keep:
+            kept = {"medians": findings, "runs": taken}
+            RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
+            draw(findings, PLOT)
     for name, finding in findings.items():
         print(f"{'ok' if finding.holds else 'MISSED'}: {name}: {finding}")
     print(f"load of the machine: {psutil.getloadavg()[0]:.1f}")
-    if chosen.keep:
-        kept = {"medians": findings, "runs": taken}
-        RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
-        draw(findings, PLOT)
 
 
 def _median(figures: Sequence[Figures]) -> Finding:

@@ -1,11 +1,15 @@
 """Which documents a caller may see is looked up, and does not get slower with the permissions of others."""
 
+import asyncio
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.knowledge.index.permission_classes import MIN_UNUSED, CollectionReaders, PermissionClasses
 from anabranch.knowledge.model import FOLLOWS_COLLECTION, Caller, Collection, CollectionSettings, Permissions
+from support.knowledge_fixtures import ALICE, BOB, workshop
 
 NAMES = st.sampled_from(["", "alice", "bob", "carol"])
 GROUPS = st.lists(st.sampled_from(["staff", "board", "alice"]), max_size=2).map(tuple)
@@ -59,3 +63,22 @@ def test_classes_that_no_document_has_are_forgotten() -> None:
         assert len(classes) <= MIN_UNUSED + 5
     assert classes.permitted(bob)[numbers].tolist()[::2] == [True, False]
     assert classes.permitted(alice)[numbers].tolist()[::2] == [False, True]
+
+
+async def test_callers_read_while_others_change_permissions(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as shop:
+        await shop.collection("hers", ALICE)
+        await shop.collection("his", BOB)
+        await shop.put("Herons eat fish.", collection="hers", caller=ALICE)
+        await shop.put("Otters eat fish.", collection="his", caller=BOB)
+
+        async def change(some: int) -> None:
+            for number in range(some * 100, some * 100 + 60):
+                shared = Permissions(visibility="restricted", allowed_users=(f"user {number}",))
+                await shop.room.describe(ALICE, "Herons", permissions=shared)
+
+        changes = asyncio.gather(*map(change, range(4)))
+        while not changes.done():
+            pages = [shop.room.documents(BOB, "his", 0, 2) for _ in range(4)]
+            assert [total for _, total in await asyncio.gather(*pages)] == [1] * 4
+        await changes

@@ -551,7 +551,7 @@ class Knowledge:
 
     async def _with_catalog(self, work: Callable[[Connection, Catalog], T]) -> T:
         """Read the catalog and the records in one snapshot."""
-        return await self._database.read(lambda db: work(db, self._reader.current_catalog(db)))
+        return await self._database.read(lambda db: self._reader.with_catalog(db, work))
 
     def close(self) -> None:
         self._database.close()

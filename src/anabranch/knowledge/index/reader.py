@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -21,6 +21,8 @@ from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import collections, documents
 from anabranch.knowledge.records.database import Connection, Row, StaleSnapshot
 from anabranch.text.words import terms
+
+T = TypeVar("T")
 
 MAX_CACHED_FILTERS = 64
 MAX_TYPES_READ = 50_000
@@ -291,7 +293,7 @@ class Lexical(NamedTuple):
 
 
 class IndexReader:
-    """Shared by all threads of a process. `view` and `current_catalog` refresh it under a lock, and raise StaleSnapshot
+    """Shared by all threads of a process. `view` and `with_catalog` refresh it under a lock, and raise StaleSnapshot
     if the connection's snapshot is too old. `damaged` gets the name of each damaged segment when it is opened, or of
     the manifest."""
 
@@ -344,11 +346,11 @@ class IndexReader:
             return is_manifest_lost(db, self._generations)
         return bool(manifest.damaged) or is_foreign(db, manifest)
 
-    def current_catalog(self, db: Connection) -> Catalog:
-        """The catalog as of the connection's snapshot."""
+    def with_catalog(self, db: Connection, work: Callable[[Connection, Catalog], T]) -> T:
+        """Do something with the catalog as of the connection's snapshot; meanwhile nobody changes it."""
         with self._lock:
             self._refresh(db)
-            return self.catalog
+            return work(db, self.catalog)
 
     def _refresh(self, db: Connection) -> None:
         snapshot, everything = self.catalog.refresh(db)
