@@ -457,6 +457,7 @@ def main() -> None:
     on_terminate_as_on_interrupt()
     names = [name for name in ATTACKS if (chosen.only or "") in name]
     taken: dict[str, list[Figures]] = {name: [] for name in names}
+    findings: dict[str, Finding] = {}
     for _ in range(chosen.runs):
         for name in names:
             with ready(chosen.before) as (server, space, keys):
