@@ -48,8 +48,6 @@ def checked_name(name: str) -> str:
         raise InvalidQuestion(f"The name {EVERYTHING!r} stands for all collections; choose another one.")
     if "  " in name:
         raise InvalidQuestion("name has several spaces in a row; write one.")
-    if name in (".", ".."):
-        raise InvalidQuestion("name must not be '.' or '..': they are left out of addresses on the web.")
     if name.casefold().startswith(ADDRESS):
         raise InvalidQuestion(f"name must not begin with {ADDRESS!r}: the addresses of collections do.")
     for character in name:

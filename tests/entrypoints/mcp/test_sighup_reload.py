@@ -172,7 +172,9 @@ async def in_a_terminal(home: Path, workers: int) -> AsyncIterator[tuple[int, ps
 
 
 def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    with suppress(psutil.NoSuchProcess):  # it may end between the two
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @pytest.mark.parametrize("workers", [1, 2])
