@@ -23,6 +23,8 @@ Address = IPv4Address | IPv6Address
 
 # Headers that proxies add. A proxy that adds none looks like a caller on this machine (unless it uses HTTP/1.0, as old
 # ones do): configure it to add X-Forwarded-For, or name it in AGGREGATOR_TRUSTED_PROXIES.
+# What is noted in the scope of a request.
+ADDRESS_FOUND, IS_LOCAL = "anabranch.address", "anabranch.is_local"
 FORWARDING = frozenset(
     b"forwarded via x-real-ip x-client-ip x-cluster-client-ip true-client-ip cdn-loop cf-connecting-ip cf-ray "
     b"fastly-client-ip fly-client-ip x-amzn-trace-id x-azure-clientip".split()
@@ -165,7 +167,13 @@ class Access:
             return ANYONE
 
     def address(self, scope: Scope) -> str | None:
-        """The caller's address: the last hop that is not a trusted proxy."""
+        """The caller's address: the last hop that is not a trusted proxy. Found once for a request."""
+        if ADDRESS_FOUND not in scope:
+            scope[ADDRESS_FOUND] = self._find_address(scope)
+        found: str | None = scope[ADDRESS_FOUND]
+        return found
+
+    def _find_address(self, scope: Scope) -> str | None:
         client = scope.get("client")
         if client is None:
             return None
@@ -280,7 +288,13 @@ class Access:
         return self._is_local(scope)
 
     def _is_local(self, scope: Scope) -> bool:
-        """Whether a request comes from this machine, through no proxy, and not from a web page of another site."""
+        """Whether a request comes from this machine, through no proxy, and not from a web page of another site. Found
+        once for a request."""
+        if IS_LOCAL not in scope:
+            scope[IS_LOCAL] = self._find_local(scope)
+        return bool(scope[IS_LOCAL])
+
+    def _find_local(self, scope: Scope) -> bool:
         peer = _address(scope["client"][0]) if scope.get("client") else None
         return (
             peer is not None
