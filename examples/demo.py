@@ -55,7 +55,8 @@ class Demo:
         self.say("Three owners ingest their documents. Each collection is parsed, chunked, embedded and indexed here.")
         for path, files in LIBRARY.items():
             collection = path.partition("/")[2]
-            self.do("ingest", *files, "--collection", collection, environment=self._owners)
+            given = ("--collection", collection, "--visibility", "public")
+            self.do("ingest", *files, *given, environment=self._owners)
             self.do("publish", collection, "--as", path, environment=self._owners)
         config = self._folder / "anabranch.yaml"
         config.write_text(self.sources())
