@@ -7,7 +7,7 @@ import pytest
 from anabranch.domain.errors import Overloaded
 from anabranch.domain.shares import Limit
 from anabranch.domain.signals import Load, Rejected
-from anabranch.policies.admission import AdmissionGate
+from anabranch.policies.admission import REPORT_AFTER_S, AdmissionGate
 from anabranch.testing import Recorder
 
 
@@ -31,8 +31,9 @@ async def test_a_question_beyond_the_limit_is_rejected_with_retry_after() -> Non
     with pytest.raises(Overloaded) as refused:
         full.enter("chat")
     assert refused.value.details["retry_after_s"] == 1
-    assert telemetry.signals[-1] == Rejected(surface="chat", code="overloaded")
-    assert telemetry.signals[-2] == Load(running=1, waiting=1)
+    assert telemetry.signals == [Rejected(surface="chat", code="overloaded")]
+    full.report_load()
+    assert telemetry.signals[-1] == Load(running=1, waiting=1)
 
 
 async def test_waiting_questions_are_admitted_in_order() -> None:
@@ -56,6 +57,7 @@ async def test_a_question_cancelled_in_the_queue_frees_its_place() -> None:
     narrow.enter("chat")
     first.leave()
     assert await begun(turn)
+    narrow.report_load()
     assert telemetry.signals[-1] == Load(running=1, waiting=1)
 
 
@@ -69,6 +71,7 @@ async def test_a_question_cancelled_as_it_is_admitted_frees_its_slot() -> None:
     second.leave()
     assert await begun(turns[1])
     third.leave()
+    narrow.report_load()
     assert telemetry.signals[-1] == Load(running=0, waiting=0)
 
 
@@ -78,4 +81,16 @@ async def test_leaving_an_admission_slot_twice_counts_once() -> None:
     narrow.enter("chat")
     place.leave()
     place.leave()
+    narrow.report_load()
     assert telemetry.signals[-1] == Load(running=1, waiting=0)
+
+
+async def test_the_load_is_reported_a_moment_after_a_change() -> None:
+    wide, telemetry = gate(2, 0)
+    place = wide.enter("chat")
+    assert telemetry.signals == []
+    await asyncio.sleep(2 * REPORT_AFTER_S)
+    assert telemetry.signals == [Load(running=1, waiting=0)]
+    place.leave()
+    await asyncio.sleep(2 * REPORT_AFTER_S)
+    assert telemetry.signals[1:] == [Load(running=0, waiting=0)]

@@ -66,6 +66,10 @@ class Runs:
             raise ShuttingDown(CLOSING)
         await self._policies.gate.check(surface)
 
+    def report_load(self) -> None:
+        """Bring the metrics about running questions up to date."""
+        self._policies.gate.report_load()
+
     def rejected(self, surface: str, code: str) -> None:
         """Count a request that was refused before it became a question. Rate limits and overload are counted where they
         are found."""

@@ -171,23 +171,29 @@ class AiohttpExchange:
     async def read(self) -> bytes:
         if (self._response.content_length or 0) > self._max_bytes:
             raise self._too_large()
-        parts = [chunk async for chunk in self.chunks()]
+        parts: list[bytes] = []
+        size = 0
+        while chunk := await self._next():
+            size += len(chunk)
+            if size > self._max_bytes:
+                raise self._too_large()
+            parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def chunks(self, *, endless: bool = False) -> AsyncIterator[bytes]:
         size = 0
-        content = self._response.content
-        while True:
-            try:
-                chunk = await content.readany()
-            except EXPECTED as error:
-                raise _translated(error, self._response.url) from error
-            if not chunk:
-                return
+        while chunk := await self._next():
             size += len(chunk)
             if size > self._max_bytes and not endless:
                 raise self._too_large()
             yield chunk
+
+    async def _next(self) -> bytes:
+        """What has arrived; empty at the end of the body."""
+        try:
+            return await self._response.content.readany()
+        except EXPECTED as error:
+            raise _translated(error, self._response.url) from error
 
     def _too_large(self) -> UpstreamError:
         return UpstreamError(

@@ -131,24 +131,42 @@ async def fan_out(
     """The replies in the order of the queries; each is emitted as it arrives, at the latest after `budget_s`, which
     `setting` sets."""
     own = _until(context, clock.monotonic() + budget_s)
+    searching: dict[int, asyncio.Task[SourceReply]] = {}
+    late = SourceReply(
+        path="", status=Status.TIMEOUT, error=f"The source did not answer within {budget_s:.3g} seconds ({setting})."
+    )
 
     async def ask(index: int, path: str, source: Source, query: Query) -> SourceReply:
         began = clock.monotonic()
         try:
-            async with asyncio.timeout(budget_s):
-                reply = await source.search(query, own)
+            reply = await source.search(query, own)
         except TimeoutError:
-            late = f"The source did not answer within {budget_s:.3g} seconds ({setting})."
-            reply = SourceReply(path=path, status=Status.TIMEOUT, error=late)
+            reply = msgspec.structs.replace(late, path=path)
+        except asyncio.CancelledError:
+            # Of all that is cancelled, `end` has taken these out; but the whole question may be cancelled as well.
+            if index in searching or tasks[index].uncancel():
+                raise
+            reply = msgspec.structs.replace(late, path=path)
         except Exception as error:  # noqa: BLE001  task boundary: one source's bug fails only that source
             telemetry.crashed(error, context)
             reply = SourceReply(path=path, status=Status.ERROR, error="Querying this source failed on our side.")
+        searching.pop(index, None)
         reply = msgspec.structs.replace(reply, latency_ms=round((clock.monotonic() - began) * 1000))
         await emit(SourceReplied(index=index, reply=reply))
         return reply
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(ask(index, *query)) for index, query in enumerate(queries)]
+    def end() -> None:
+        for index in tuple(searching):
+            searching.pop(index).cancel()
+
+    # One timer for all: a time-out for each would cost as much as another source.
+    ending = asyncio.get_running_loop().call_later(budget_s, end)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ask(index, *query)) for index, query in enumerate(queries)]
+            searching.update(enumerate(tasks))
+    finally:
+        ending.cancel()
     return tuple(task.result() for task in tasks)
 
 

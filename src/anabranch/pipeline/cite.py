@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -107,10 +108,15 @@ class Marks:
         self._by_source: dict[str, list[int]] = {}
         for index, passage in enumerate(passages):
             self._by_source.setdefault(passage.source, []).append(index)
-        self._by_path = any(map(SOURCE_PATH.fullmatch, self._by_source))
+
+    @cached_property
+    def _by_path(self) -> bool:
+        return any(map(SOURCE_PATH.fullmatch, self._by_source))
 
     def named(self, inside: str) -> list[list[int]]:
         """The candidate passages of each name inside a mark."""
+        if inside in self._by_source:
+            return [self._by_source[inside]]
         meant: list[list[int]] = []
         for part in NAMES.split(inside):
             name = part.strip()

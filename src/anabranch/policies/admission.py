@@ -14,6 +14,8 @@ from anabranch.policies.shares import RETRY_AFTER_S, Held, LoopPace, Share
 # the more are pending, within a bound and with jitter.
 DELAY_EACH_S = 0.0004
 MAX_DELAY_S = 0.02
+# Metrics are read every few seconds: each change of the load need not be reported.
+REPORT_AFTER_S = 0.05
 FULL = "The server is at its limit of concurrent questions (AGGREGATOR_MAX_RUNNING); ask again in a moment."
 
 
@@ -21,9 +23,10 @@ class AdmissionGate:
     """The share of running questions, with what is reported of it."""
 
     def __init__(self, limit: Limit, telemetry: Telemetry, pace: LoopPace | None = None) -> None:
-        self.share = Share(limit, self._report_load, pace)
+        self.share = Share(limit, self._load_changed, pace)
         self._telemetry = telemetry
         self._delayed = 0
+        self._reports: asyncio.TimerHandle | None = None
 
     async def check(self, surface: str) -> None:
         """Reject a request before any work is done for it."""
@@ -48,7 +51,15 @@ class AdmissionGate:
         finally:
             self._delayed -= 1
 
-    def _report_load(self) -> None:
+    def _load_changed(self) -> None:
+        if self._reports is None:
+            self._reports = asyncio.get_running_loop().call_later(REPORT_AFTER_S, self.report_load)
+
+    def report_load(self) -> None:
+        """Report how many questions run and wait now; that is done by itself a moment after a change."""
+        if self._reports is not None:
+            self._reports.cancel()
+            self._reports = None
         self._telemetry.noted(Load(running=int(self.share.held), waiting=self.share.waiting))
 
 

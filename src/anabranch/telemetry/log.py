@@ -120,14 +120,15 @@ class Log:
 
     def _write(self, line: str) -> None:
         self._lines.append(line)
+        if self._timer is not None and self._loop is not None and self._loop.is_running():
+            return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             self.flush()
             return
-        if self._timer is None or loop is not self._loop:
-            self._loop = loop
-            self._timer = loop.call_later(FLUSH_AFTER_S, self.flush)
+        self._loop = loop
+        self._timer = loop.call_later(FLUSH_AFTER_S, self.flush)
 
     def flush(self) -> None:
         if self._timer is not None:
@@ -171,8 +172,9 @@ class LineFormatter(logging.Formatter):
 
 def _stamped(level: str, event: str, fields: dict[str, Any], error: BaseException | None = None) -> dict[str, Any]:
     """Adds event, level, time and traceback. A traceback shows no values of variables: tokens may be among them."""
-    now = time.time()
-    fields |= {"event": event, "level": level, "timestamp": f"{_second(int(now))}.{int(now % 1 * 1_000_000):06d}Z"}
+    seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    fields["event"], fields["level"] = event, level
+    fields["timestamp"] = f"{_second(seconds)}.{nanoseconds // 1000:06d}Z"
     if error is not None:
         fields["exception"] = "".join(traceback.format_exception(error)).rstrip("\n")
     return fields

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import Scope
 
@@ -21,10 +21,10 @@ from anabranch.policies.rate_limits import address_block
 
 Address = IPv4Address | IPv6Address
 
-# Headers that proxies add. A proxy that adds none looks like a caller on this machine (unless it uses HTTP/1.0, as old
-# ones do): configure it to add X-Forwarded-For, or name it in AGGREGATOR_TRUSTED_PROXIES.
 # What is noted in the scope of a request.
 ADDRESS_FOUND, IS_LOCAL = "anabranch.address", "anabranch.is_local"
+# Headers that proxies add. A proxy that adds none looks like a caller on this machine (unless it uses HTTP/1.0, as old
+# ones do): configure it to add X-Forwarded-For, or name it in AGGREGATOR_TRUSTED_PROXIES.
 FORWARDING = frozenset(
     b"forwarded via x-real-ip x-client-ip x-cluster-client-ip true-client-ip cdn-loop cf-connecting-ip cf-ray "
     b"fastly-client-ip fly-client-ip x-amzn-trace-id x-azure-clientip".split()
@@ -33,6 +33,7 @@ FORWARDING_PREFIXES = (b"x-forwarded", b"x-original-", b"x-envoy-", b"x-appengin
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?", re.ASCII)
 HOP = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
 MAX_ADDRESS = 100
+MAX_HOST = 300
 OWN_SITES = frozenset({"same-origin", "none"})
 MAX_TRACESTATE = 512
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -46,6 +47,14 @@ ANYONE = Caller()
 MAKE_KEY = "Make one with: anabranch keys create --user NAME --operator"
 
 
+class Hop(NamedTuple):
+    """An address that a request came by."""
+
+    address: str
+    is_proxy: bool
+    is_loopback: bool
+
+
 class Access:
     """Applies the settings about callers. Forwarding headers count only from a trusted proxy."""
 
@@ -53,6 +62,7 @@ class Access:
         self._anabranch = anabranch
         self._settings = settings = anabranch.settings
         self._proxies = settings.proxy_networks
+        self._known_hop = lru_cache(maxsize=1024)(self._find_hop)
         self._private_is_restricted = bool(settings.endpoint_allowlist) and not settings.endpoint_allowlist_public
         self._origins = frozenset(settings.cors_origins) - {"*"}
         self._limited = frozenset(settings.rate_limit_surfaces if settings.rate_limit else ())
@@ -179,12 +189,12 @@ class Access:
             return None
         found = str(client[0])
         forwarded = ",".join(_values(scope, b"x-forwarded-for")).split(",")
-        for hop in (found, *(hop.strip() for hop in reversed(forwarded) if hop.strip())):
-            address = _address(hop)
-            if address is None:
+        for given in (found, *(given.strip() for given in reversed(forwarded) if given.strip())):
+            hop = self._hop(given)
+            if hop is None:
                 break
-            found = str(address)
-            if not self._is_proxy(address):
+            found = hop.address
+            if not hop.is_proxy:
                 break
         return found
 
@@ -214,8 +224,8 @@ class Access:
         """Whether the request came over HTTPS, to this server or to a trusted proxy before it."""
         if scope.get("scheme") in ("https", "wss"):
             return True
-        peer = _address(scope["client"][0]) if scope.get("client") else None
-        if peer is None or not self._is_proxy(peer):
+        peer = self._peer(scope)
+        if peer is None or not peer.is_proxy:
             return False
         return ",".join(_values(scope, b"x-forwarded-proto")).rpartition(",")[2].strip().lower() == "https"
 
@@ -295,11 +305,11 @@ class Access:
         return bool(scope[IS_LOCAL])
 
     def _find_local(self, scope: Scope) -> bool:
-        peer = _address(scope["client"][0]) if scope.get("client") else None
+        peer = self._peer(scope)
         return (
             peer is not None
             and peer.is_loopback
-            and not self._is_proxy(peer)
+            and not peer.is_proxy
             and scope["http_version"] != "1.0"
             and not any(key in FORWARDING or key.startswith(FORWARDING_PREFIXES) for key, _ in scope["headers"])
             and _is_of_this_site(scope)
@@ -335,8 +345,18 @@ class Access:
         if self._settings.auth == "api_key" and _is_hub_token(token) and self._settings.jwt_audience is None:
             raise Unauthorized("This takes an API key, not a token of the hub.")
 
-    def _is_proxy(self, address: Address) -> bool:
-        return any(address.version == network.version and address in network for network in self._proxies)
+    def _peer(self, scope: Scope) -> Hop | None:
+        return self._hop(scope["client"][0]) if scope.get("client") else None
+
+    def _hop(self, text: str) -> Hop | None:
+        return self._known_hop(text) if len(text) <= MAX_ADDRESS else None
+
+    def _find_hop(self, text: str) -> Hop | None:
+        address = _address(text)
+        if address is None:
+            return None
+        is_proxy = any(address in network for network in self._proxies)
+        return Hop(str(address), is_proxy, address.is_loopback)
 
 
 def is_signed_in_operator(caller: Caller) -> bool:
@@ -423,6 +443,11 @@ def _is_proven(origin: str) -> bool:
 
 def is_local_name(host: str) -> bool:
     """Whether a Host header names this machine to itself."""
+    return len(host) <= MAX_HOST and _is_local_name(host)
+
+
+@lru_cache(maxsize=1024)
+def _is_local_name(host: str) -> bool:
     found = HOST.fullmatch(host)
     if found is None:
         return False
@@ -433,11 +458,8 @@ def is_local_name(host: str) -> bool:
 
 def _address(text: str) -> Address | None:
     """An address as a proxy or a socket gives it, with or without a port; a mapped IPv4 address as IPv4."""
-    return _parsed(text) if len(text) <= MAX_ADDRESS else None
-
-
-@lru_cache(maxsize=1024)
-def _parsed(text: str) -> Address | None:
+    if len(text) > MAX_ADDRESS:
+        return None
     found = HOP.fullmatch(text)
     try:
         address = ip_address((found[1] or found[2]) if found else text)

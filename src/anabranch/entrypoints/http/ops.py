@@ -133,6 +133,7 @@ class OpsSurface:
         return self._description
 
     async def _expose(self, call: Call[None]) -> Reply:
+        self._anabranch.runs.report_load()
         compressed = gzip_accepted(header(call.scope, b"accept-encoding") or "")
         # Thousands of lines take tens of milliseconds, which would delay every answer.
         accept = header(call.scope, b"accept") or ""
