@@ -39,8 +39,9 @@ async def measure(servers: list[Server], instant: Server, slow: Server, plan: Pl
     instant_question, slow_question = question(instant), question(slow)
     for server in servers:
         await burst(server, instant_question, concurrency=16, seconds=plan.warm_up_s)
-    load: Bursts = {(c, server.name): [] for c in LOAD_CONCURRENCIES for server in servers}
-    overhead: Bursts = {(c, server.name): [] for c in OVERHEAD_CONCURRENCIES for server in servers}
+    names = list(dict.fromkeys(server.name for server in servers))
+    load: Bursts = {(c, name): [] for c in LOAD_CONCURRENCIES for name in names}
+    overhead: Bursts = {(c, name): [] for c in OVERHEAD_CONCURRENCIES for name in names}
     for number in range(1, plan.rounds + 1):
         console.print(f"[dim]round {number} of {plan.rounds}[/]")
         await _round(servers, instant_question, plan.load_s, load)
@@ -59,15 +60,17 @@ async def measure(servers: list[Server], instant: Server, slow: Server, plan: Pl
 
 async def _round(servers: list[Server], body: bytes, seconds: float, found: Bursts) -> None:
     """The servers take turns at each load, so that noise of the machine falls on all of them."""
-    by_name = {server.name: server for server in servers}
-    for (concurrency, name), bursts in found.items():
-        bursts.append(await burst(by_name[name], body, concurrency=concurrency, seconds=seconds))
+    for concurrency in dict.fromkeys(concurrency for concurrency, _ in found):
+        for server in servers:
+            bursts = found[concurrency, server.name]
+            bursts.append(await burst(server, body, concurrency=concurrency, seconds=seconds))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--servers", default=",".join(COMMANDS), help="which to measure, separated by commas")
     parser.add_argument("--before", type=Path, metavar="ANABRANCH", help="the executable of an earlier commit's .venv")
+    parser.add_argument("--copies", type=int, default=1, metavar="N", help="processes of each server")
     parser.add_argument("--quick", action="store_true", help="about 15 s instead of 90, with more noise")
     parser.add_argument("--results", type=Path, help="folder for chat.json and chat.png; a full run has its own")
     options = parser.parse_args()
@@ -82,9 +85,12 @@ def main() -> None:
         instant = running.enter_context(upstream(*documents))
         delays = ("--delay-ms", str(SOURCE_DELAY_MS), "--model-delay-ms", str(MODEL_DELAY_MS))
         slow = running.enter_context(upstream(*documents, *delays))
-        servers = [running.enter_context(serving(name)) for name in names]
-        if options.before is not None:
-            servers.append(running.enter_context(serving("before", executable=options.before.absolute())))
+        servers: list[Server] = []
+        # Two processes of one version can differ by some percent for as long as they run.
+        for _ in range(options.copies):
+            servers += [running.enter_context(serving(name)) for name in names]
+            if options.before is not None:
+                servers.append(running.enter_context(serving("before", executable=options.before.absolute())))
         found = uvloop.run(measure(servers, instant, slow, QUICK if options.quick else FULL, console))
 
     report.show(found, console)

@@ -143,10 +143,20 @@ class Call(Generic[T]):
         """The whole body, or the error that says why it could not be read."""
         try:
             async with asyncio.timeout(within_s):
+                if 0 < self._declared_bytes() <= min(PIECE_BYTES, max_bytes):
+                    return await self._small()
                 parts = [part async for part in self.parts(max_bytes)]
         except TimeoutError:
             raise RequestTimedOut("The request took too long to arrive.") from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _small(self) -> bytes:
+        """A body that says that it is small; the parser holds it to that."""
+        body, more = b"", True
+        while more:
+            part, more = await self._next_part()
+            body += part
+        return body
 
     async def parts(self, max_bytes: int) -> AsyncGenerator[bytes, None]:
         """The body as it arrives, at most `max_bytes` of it. A large one counts as an upload while it arrives, and its
@@ -159,10 +169,7 @@ class Call(Generic[T]):
         else:
             uploading, counted = await self.hold("uploads"), await self.hold("upload_bytes", declared)
         while more:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part, more = message.get("body", b""), message.get("more_body", False)
+            part, more = await self._next_part()
             size += len(part)
             if size > max_bytes:
                 raise _too_large(max_bytes)
@@ -173,6 +180,13 @@ class Call(Generic[T]):
             yield part
         if uploading is not None:
             uploading.leave()
+
+    async def _next_part(self) -> tuple[bytes, bool]:
+        """What has arrived of the body, and whether more will."""
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message.get("body", b""), message.get("more_body", False)
 
     async def hold(self, name: str, units: float = 1.0) -> Held:
         """Hold units of what callers share, once it is this caller's turn, until the call ends."""
