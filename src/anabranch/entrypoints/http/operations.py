@@ -61,6 +61,9 @@ RESPONSE_STARTS = ("http.response.start", "websocket.accept")
 BODY_S = 30.0
 PIECE_BYTES = 64 * 1024
 PIECE_S = 30.0
+# What is still read of a refused request before its connection is closed.
+DISCARD_BYTES = 64 * 1024 * 1024
+DISCARD_S = 5.0
 MAX_DIGITS = 18
 JSON = (b"content-type", b"application/json")
 # Of responses that depend on who asks: a cache in front must not give them to others.
@@ -108,6 +111,7 @@ class Call(Generic[T]):
     headers: Headers = ()
     counted: bool = False
     responding: bool = False
+    _has_arrived: bool = False
     _held: list[Held] = field(default_factory=list)
 
     @property
@@ -186,7 +190,8 @@ class Call(Generic[T]):
         message = await self.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        return message.get("body", b""), message.get("more_body", False)
+        self._has_arrived = not message.get("more_body", False)
+        return message.get("body", b""), not self._has_arrived
 
     async def hold(self, name: str, units: float = 1.0) -> Held:
         """Hold units of what callers share, once it is this caller's turn, until the call ends."""
@@ -199,6 +204,37 @@ class Call(Generic[T]):
         """Give back what the call holds."""
         for held in self._held:
             held.leave()
+
+    async def refuse(self, error: AnabranchError, status: int, body: bytes) -> None:
+        """Sends an error. If the connection is then closed while the client still sends, it is reset, and the client
+        may never see the error: what it sends is read on for a while."""
+        headers = [JSON, *PRIVATE, *refusal_headers(error, status)]
+        if self._has_arrived or isinstance(error, RequestTimedOut) or not self._will_close(headers):
+            await send_response(self.send, status, body, headers)
+            return
+        await send_response(self.send, status, body, headers, more=True)
+        self.leave()
+        with suppress(TimeoutError, ClientGone):
+            async with asyncio.timeout(DISCARD_S):
+                await self._discard()
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _discard(self) -> None:
+        size, more = 0, True
+        while more and size < DISCARD_BYTES:
+            part, more = await self._next_part()
+            size += len(part)
+
+    def _will_close(self, headers: Headers) -> bool:
+        """Whether a refusal with these headers ends the connection of a request that has a body."""
+        scope = self.scope
+        if scope["type"] != "http" or not (header(scope, b"content-length") or header(scope, b"transfer-encoding")):
+            return False
+        return (
+            scope.get("http_version") == "1.0"
+            or "close" in (header(scope, b"connection") or "").lower()
+            or any(name == b"connection" for name, _ in headers)
+        )
 
     def _declared_bytes(self) -> int:
         declared = header(self.scope, b"content-length") or ""
@@ -358,7 +394,7 @@ class RequestLoop:
             if call.responding:
                 raise
             status, body = dialect.render(refusal, scope)
-            await send_response(call.send, status, body, [JSON, *PRIVATE, *refusal_headers(refusal, status)])
+            await call.refuse(refusal, status, body)
         finally:
             call.leave()
 
@@ -475,10 +511,13 @@ async def gone(receive: Receive, leave: str = "http.disconnect") -> None:
         pass
 
 
-async def send_response(send: Send, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
+async def send_response(
+    send: Send, status: int, body: bytes, headers: Headers = (JSON,), *, more: bool = False
+) -> None:
+    """Sends a whole response; with `more`, its end is left to the caller."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send_body(send, body, more=False)
+    await send_body(send, body, more=more)
 
 
 async def send_empty(send: Send, status: int, headers: Headers = ()) -> None:
