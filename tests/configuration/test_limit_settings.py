@@ -6,12 +6,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from anabranch.entrypoints.cli.resources import alone
 from conftest import Server
 from support.environment import served
-from support.step_requests import begin, push, until
+from support.federation import new_key
+from support.step_requests import STEPS, begin, push, until
 
 pytestmark = pytest.mark.usefixtures("isolated_home")
 
@@ -149,6 +151,47 @@ async def test_caller_documents_and_caller_stored_bytes_limit_what_is_stored(
             status, said, _ = await ingest(server, "too much")
             assert (status, said["error"], said["details"]["limit"]) == (403, "forbidden", name)
             assert f"your limit of {allowed} (AGGREGATOR_{setting}). Delete some" in said["message"]
+
+
+async def test_caller_stream_readers_is_how_many_streams_one_caller_reads() -> None:
+    async with served(CALLER_STREAM_READERS="1") as server:
+        assert (await begin(server, "step"))[0] == 201
+        stream = f"{server.url}{STEPS}/step/stream"
+        async with AsyncExitStack() as readers:
+            for _ in range(WEIGHT):
+                response = await readers.enter_async_context(server.session.get(stream))
+                assert response.status == 200
+            assert (await limit(server, "stream_readers"))["used"] == WEIGHT
+            refused = await readers.enter_async_context(server.session.get(stream))
+            assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+            assert "your limit of 4 streams that are read at once" in (await refused.json())["message"]
+            with pytest.raises(aiohttp.WSServerHandshakeError, match="429"):
+                await server.session.ws_connect(f"{server.url}{STEPS}/step/ws")
+
+        async def free() -> bool:
+            return bool((await limit(server, "stream_readers"))["used"] == 0)
+
+        await until(free)
+
+
+async def test_caller_changes_limits_what_one_key_changes_within_the_window(tmp_path: Path) -> None:
+    """Reading, and what this machine does without a key, has no such limit."""
+    async with served(DATA_DIR=str(tmp_path), CALLER_CHANGES="3", RATE_LIMIT_WINDOW="600") as server:
+        _, secret = new_key(tmp_path, user="bob")
+        sent = {"Authorization": f"Bearer {secret}"}
+        for number in range(3):
+            status, _, headers = await server.post("/v1/collections", {"name": f"notes {number}"}, headers=sent)
+            assert (status, headers["RateLimit-Remaining"]) == (201, str(2 - number))
+        status, said, headers = await server.post("/v1/collections", {"name": "one more"}, headers=sent)
+        assert (status, said["error"], said["details"]["limit"]) == (429, "rate_limited", "changes")
+        assert "your limit of 3 changes within 600 seconds (AGGREGATOR_CALLER_CHANGES)" in said["message"]
+        assert 0 < int(headers["Retry-After"]) <= 600
+        assert (await server.post("/v1/session", {"key": secret}))[0] == 429
+        async with server.session.get(f"{server.url}/v1/limits", headers=sent) as response:
+            found = {one["name"]: one for one in (await response.json())["limits"]}["changes"]
+        assert (found["used"], found["allowed"], found["window_s"]) == (3, 3, 600)
+        for number in range(5):
+            assert (await server.post("/v1/collections", {"name": f"local {number}"}))[0] == 201
 
 
 async def ingest(server: Server, content: str) -> tuple[int, dict[str, Any], Mapping[str, str]]:

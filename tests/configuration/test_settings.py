@@ -138,6 +138,10 @@ DEFAULTS: dict[str, object] = {
     "planner_retries": 2,
     "planner_steps": 10_000,
     "caller_steps": 2_500,
+    "caller_stream_readers": 1_500,
+    "caller_changes": 3_000,
+    "caller_connections": 2_000,
+    "max_connections": 0,
     "caller_pending_documents": 10_000,
     "caller_pending_bytes": 1_073_741_824,
     "caller_collections": 1_000,
@@ -161,6 +165,7 @@ DEFAULTS: dict[str, object] = {
 }
 
 LIMITS = "configuration/test_limit_settings.py::"
+CONNECTIONS = "entrypoints/http/test_connection_limits.py::"
 POLICIES = "configuration/test_policy_settings.py::"
 RESILIENCE = "configuration/test_resilience_settings.py::"
 STREAMS = "configuration/test_stream_settings.py::"
@@ -281,6 +286,10 @@ EFFECTS = {
     "planner_timeout": f"{STREAMS}test_planner_timeout_is_for_subagents_without_a_deadline",
     "planner_retries": f"{STREAMS}test_planner_retries_is_how_often_a_subagent_is_retried",
     "planner_steps": f"{STREAMS}test_planner_steps_is_how_many_run_at_once",
+    "caller_stream_readers": f"{LIMITS}test_caller_stream_readers_is_how_many_streams_one_caller_reads",
+    "caller_changes": f"{LIMITS}test_caller_changes_limits_what_one_key_changes_within_the_window",
+    "caller_connections": f"{CONNECTIONS}test_a_client_with_too_many_connections_is_refused_with_429",
+    "max_connections": f"{CONNECTIONS}test_where_every_connection_has_a_request_a_new_one_is_refused_with_503",
     "caller_steps": f"{LIMITS}test_caller_steps_is_how_many_one_caller_runs_at_once",
     "caller_pending_documents": f"{LIMITS}test_caller_pending_documents_and_caller_pending_bytes_limit_what_waits",
     "caller_pending_bytes": f"{LIMITS}test_caller_pending_documents_and_caller_pending_bytes_limit_what_waits",
@@ -454,6 +463,8 @@ WRONG = {
     "planner_retries": [*NO_NUMBER, "11"],
     "planner_steps": NO_COUNT,
     "caller_steps": NO_COUNT,
+    "caller_stream_readers": NO_COUNT,
+    **dict.fromkeys(("caller_changes", "caller_connections", "max_connections"), NO_NUMBER),
     "caller_pending_documents": NO_COUNT,
     "caller_pending_bytes": NO_BYTES,
     "caller_collections": NO_COUNT,

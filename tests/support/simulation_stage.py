@@ -120,7 +120,7 @@ class House:
         self.revocations = Revocations(_no_keys)
         self.refusals: Counter[str] = Counter()
         self.runs = self
-        self.limits = CallerLimits({}, {}, lambda _: 0, _nothing)
+        self.limits = CallerLimits({}, {}, {}, _nothing)
         self.timing = Timing()
 
     def rejected(self, surface: str, code: str) -> None:

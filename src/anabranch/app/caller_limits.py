@@ -17,24 +17,25 @@ class LimitUsage(Value):
 
 
 class CallerLimits:
-    """The limits of the settings, with what callers hold by them. `in_records` counts what an owner has there."""
+    """The limits of the settings, with what callers hold by them. `counts` counts it for limits without a share,
+    `in_records` what an owner has there."""
 
     def __init__(
         self,
         limits: Mapping[str, Limit],
         shares: Mapping[str, Share],
-        stream_bytes: Callable[[Claimant], int],
+        counts: Mapping[str, Callable[[Claimant], int]],
         in_records: Callable[[str], Awaitable[Mapping[str, float]]],
     ) -> None:
         self.shares = shares
         self._limits = limits
-        self._stream_bytes = stream_bytes
+        self._counts = counts
         self._in_records = in_records
 
     async def of(self, caller: Claimant, owner: str | None) -> list[LimitUsage]:
         """The limits of a caller, and those on what an owner has in the records; not these without an owner, as for a
         key that must not learn what is in other collections."""
-        counted: dict[str, float] = {"stream_bytes": self._stream_bytes(caller)}
+        counted: dict[str, float] = {name: count(caller) for name, count in self._counts.items()}
         if owner is not None:
             absent = dict.fromkeys(self._limits.keys() - self.shares.keys(), 0.0)
             counted = {**absent, **counted, **await self._in_records(owner)}

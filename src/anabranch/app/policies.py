@@ -22,6 +22,7 @@ from anabranch.redis.client import Redis
 # A request waits for Redis up to three times: the full time-out for the limiter, a share of it for each of two caches.
 CACHE_SHARE = 0.25
 TEND_EVERY_S = 10.0
+SHARED = ("uploads", "upload_bytes", "response_bytes", "steps", "stream_readers")
 
 
 class Policies:
@@ -41,18 +42,19 @@ class Policies:
         if self.redis is not None:
             self.cache = self._far = RedisCache(self.redis, near, wait_s=settings.redis_timeout * CACHE_SHARE)
             limiter = RedisLimiter(self.redis, local, limit, window_s)
-        self.rate_limits = RateLimits(limiter, settings.rate_limit_surfaces if limit else (), telemetry)
         self.resilience = Resilience(Policy.of(settings), clock, telemetry)
         self._breakers = SharedBreakers(self.redis, self.resilience.upstreams, clock) if self.redis else None
         self._tending: asyncio.Task[None] | None = None
         limits = self.limits = limits_of(settings)
+        surfaces = settings.rate_limit_surfaces if limit else ()
+        self.rate_limits = RateLimits(limiter, surfaces, limits["changes"], telemetry)
         self._pace = LoopPace()
         self.gate = AdmissionGate(limits["questions"], telemetry, self._pace)
         self.computing = FairThreads(limits["computations"])
         self.shares = {
             "questions": self.gate.share,
             "computations": self.computing.share,
-            **{name: Share(limits[name]) for name in ("uploads", "upload_bytes", "response_bytes", "steps")},
+            **{name: Share(limits[name]) for name in SHARED},
         }
         self._shared_shares = SharedShares(self.redis, self.shares) if self.redis else None
 

@@ -41,7 +41,7 @@ async def erase(redis: Redis, erased: Erased, stream_ttl_s: float, ended_for_s: 
         if owners and await redis.execute("GET", key) in owners:
             removed += _number(await redis.execute("DEL", key))
     async for key in _keys(redis, "rl:*"):
-        if key.decode(errors="replace").split(":", 2)[-1] in erased.users:
+        if key.decode(errors="replace").split(":", 2)[-1].removeprefix("user:") in erased.users:
             removed += _number(await redis.execute("DEL", key))
     return removed
 

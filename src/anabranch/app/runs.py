@@ -13,6 +13,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Telemetry
 from anabranch.domain.errors import InvalidQuestion, Overloaded, RateLimited, ShuttingDown
 from anabranch.domain.model import Allowance, Context, Endpoint, Question
+from anabranch.domain.shares import claimant
 from anabranch.domain.signals import Rejected
 from anabranch.knowledge.key_requests import REQUESTS
 from anabranch.knowledge.model import Caller
@@ -82,6 +83,10 @@ class Runs:
         if limit is None:
             return None
         return await self._policies.rate_limits.admit_key(caller.key or "", int(limit), surface)
+
+    async def admit_change(self) -> Allowance | None:
+        """Count a change of what is stored against the limit of the caller of this request."""
+        return await self._policies.rate_limits.admit_change(claimant.get())
 
     @asynccontextmanager
     async def admitted(self, context: Context) -> AsyncIterator[Allowance | None]:

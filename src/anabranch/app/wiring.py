@@ -326,7 +326,8 @@ def _recordings(
 
 
 def _limits(policies: Policies, streams: EventStreams, knowledge: KnowledgeOpener) -> CallerLimits:
-    return CallerLimits(policies.limits, policies.shares, streams.bytes_held_by, partial(_in_records, knowledge))
+    counts = {"stream_bytes": streams.bytes_held_by, "changes": policies.rate_limits.changes}
+    return CallerLimits(policies.limits, policies.shares, counts, partial(_in_records, knowledge))
 
 
 async def _in_records(knowledge: KnowledgeOpener, owner: str) -> Mapping[str, float]:

@@ -179,6 +179,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     caller_response_bytes: Bytes = 16 * 1024 * 1024
     max_response_bytes: Bytes = 256 * 1024 * 1024
     caller_steps: Count = 2_500
+    caller_stream_readers: Count = 1_500
+    caller_changes: Number = 3_000
+    caller_connections: Number = 2_000
+    max_connections: Number = 0
     caller_pending_documents: Count = 10_000
     caller_pending_bytes: Bytes = 1024 * 1024 * 1024
     caller_collections: Count = 1_000

@@ -165,6 +165,9 @@ class Limiter(Protocol):
     async def admit(self, key: str, limit: int | None = None) -> Allowance:
         """Count a call, against a limit of its own if one is given."""
 
+    def used(self, key: str) -> int:
+        """The calls of this key that this process has admitted and that still count."""
+
 
 class Directory(Protocol):
     """Turns endpoints into sources and models."""

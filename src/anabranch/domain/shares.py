@@ -50,7 +50,8 @@ class Limit(Value):
     """What one caller may hold at once (`each`, times its weight), and what all may hold together (`total`). `waiting`
     requests of one caller may wait until it holds less, and `queued` requests of all until all hold less. Of the total,
     `reserved` is for callers that are known. A caller with more than `ready` gets more only while the process keeps up.
-    `setting` changes `each`, `total_setting` the total."""
+    With `window_s` it counts what a caller does within that time. `setting` changes `each`, `total_setting` the
+    total."""
 
     name: str
     description: str
@@ -61,6 +62,7 @@ class Limit(Value):
     queued: float = 0
     reserved: float = 0
     ready: float = math.inf
+    window_s: float = 0
     setting: str = ""
     total_setting: str = ""
 

@@ -2,6 +2,8 @@
 
 import math
 import os
+from functools import partial
+from typing import Any
 
 from anabranch.configuration.settings import PREFIX, Settings
 from anabranch.domain.shares import Limit
@@ -15,123 +17,94 @@ WAITING = 64
 
 
 def limits_of(settings: Settings) -> dict[str, Limit]:
-    """What callers may hold while their requests run, of kept streams, and of the records."""
-    limits = (*_of_requests(settings), *_of_streams(settings), *_of_pending(settings), *_of_stored(settings))
+    """What callers may hold while their requests run, of streams, and of the records, and what they may do within a
+    time."""
+    limits = (*_of_requests(settings), *_of_streams(settings), *_of_records(settings))
     return {limit.name: limit for limit in limits}
 
 
+def connection_limit(settings: Settings, most_files: int) -> Limit:
+    """What each address, and all together, may have of connections. Half of the files are left for what they cause."""
+    return Limit(
+        name="connections",
+        description="connections at once",
+        each=settings.caller_connections or math.inf,
+        total=settings.max_connections or most_files // 2,
+        setting=f"{PREFIX}CALLER_CONNECTIONS",
+        total_setting=f"{PREFIX}MAX_CONNECTIONS",
+    )
+
+
+def _limit(
+    settings: Settings, name: str, description: str, *, each: str = "", total: str = "", zero: float = 0, **more: Any
+) -> Limit:
+    """The limit whose numbers are these settings, for each caller and for all together. `zero` is what 0 stands for."""
+    if each:
+        more = {**more, "each": getattr(settings, each) or zero, "setting": PREFIX + each.upper()}
+    if total:
+        more = {**more, "total": getattr(settings, total) or zero, "total_setting": PREFIX + total.upper()}
+    return Limit(name=name, description=description, unit="bytes" if name.endswith("_bytes") else "", **more)
+
+
 def _of_requests(settings: Settings) -> tuple[Limit, ...]:
+    limit = partial(_limit, settings)
     return (
-        Limit(
-            name="questions",
-            description="questions at once",
-            each=settings.caller_running,
-            total=settings.max_running,
+        limit(
+            *("questions", "questions at once"),
+            each="caller_running",
+            total="max_running",
             waiting=settings.caller_waiting,
             queued=settings.max_waiting,
             reserved=int(settings.max_running * RESERVED),
             ready=READY,
-            setting=f"{PREFIX}CALLER_RUNNING",
-            total_setting=f"{PREFIX}MAX_RUNNING",
         ),
-        Limit(
-            name="computations",
-            description="searches, embeddings and readings of evidence at once",
-            total=settings.computing_threads or os.cpu_count() or 1,
+        limit(
+            *("computations", "searches, embeddings and readings of evidence at once"),
+            total="computing_threads",
+            zero=os.cpu_count() or 1,
             queued=math.inf,
-            total_setting=f"{PREFIX}COMPUTING_THREADS",
         ),
-        Limit(
-            name="uploads",
-            description="uploads at once",
-            each=settings.caller_uploads,
-            waiting=WAITING,
-            setting=f"{PREFIX}CALLER_UPLOADS",
-        ),
-        Limit(
-            name="upload_bytes",
-            description="uploads at once",
-            unit="bytes",
-            each=settings.caller_upload_bytes,
-            total=settings.max_upload_bytes,
+        limit("uploads", "uploads at once", each="caller_uploads", waiting=WAITING),
+        limit(
+            *("upload_bytes", "uploads at once"),
+            each="caller_upload_bytes",
+            total="max_upload_bytes",
             waiting=WAITING,
             queued=math.inf,
             reserved=settings.max_upload_bytes * RESERVED,
-            setting=f"{PREFIX}CALLER_UPLOAD_BYTES",
-            total_setting=f"{PREFIX}MAX_UPLOAD_BYTES",
         ),
-        Limit(
-            name="response_bytes",
-            description="documents that are sent at once",
-            unit="bytes",
-            each=settings.caller_response_bytes,
-            total=settings.max_response_bytes,
+        limit(
+            *("response_bytes", "documents that are sent at once"),
+            each="caller_response_bytes",
+            total="max_response_bytes",
             waiting=WAITING,
             queued=math.inf,
             reserved=settings.max_response_bytes * RESERVED,
-            setting=f"{PREFIX}CALLER_RESPONSE_BYTES",
-            total_setting=f"{PREFIX}MAX_RESPONSE_BYTES",
         ),
-        Limit(
-            name="steps",
-            description="planner steps in progress",
-            each=settings.caller_steps,
-            total=settings.planner_steps,
-            setting=f"{PREFIX}CALLER_STEPS",
-            total_setting=f"{PREFIX}PLANNER_STEPS",
+        limit("steps", "planner steps in progress", each="caller_steps", total="planner_steps"),
+        limit(
+            *("changes", f"changes within {settings.rate_limit_window:g} seconds"),
+            each="caller_changes",
+            zero=math.inf,
+            window_s=settings.rate_limit_window,
         ),
     )
 
 
 def _of_streams(settings: Settings) -> tuple[Limit, ...]:
+    limit = partial(_limit, settings)
     return (
-        Limit(
-            name="stream_bytes",
-            description="kept streams",
-            unit="bytes",
-            each=settings.caller_stream_memory,
-            setting=f"{PREFIX}CALLER_STREAM_MEMORY",
-        ),
+        limit("stream_bytes", "kept streams", each="caller_stream_memory"),
+        limit("stream_readers", "streams that are read at once", each="caller_stream_readers"),
     )
 
 
-def _of_pending(settings: Settings) -> tuple[Limit, ...]:
+def _of_records(settings: Settings) -> tuple[Limit, ...]:
+    limit, pending, stored = partial(_limit, settings), "documents that are not processed yet", "stored documents"
     return (
-        Limit(
-            name="pending_documents",
-            description="documents that are not processed yet",
-            each=settings.caller_pending_documents,
-            setting=f"{PREFIX}CALLER_PENDING_DOCUMENTS",
-        ),
-        Limit(
-            name="pending_bytes",
-            description="documents that are not processed yet",
-            unit="bytes",
-            each=settings.caller_pending_bytes,
-            setting=f"{PREFIX}CALLER_PENDING_BYTES",
-        ),
-    )
-
-
-def _of_stored(settings: Settings) -> tuple[Limit, ...]:
-    return (
-        Limit(
-            name="collections",
-            description="collections",
-            each=settings.caller_collections,
-            setting=f"{PREFIX}CALLER_COLLECTIONS",
-        ),
-        Limit(
-            name="documents",
-            description="stored documents",
-            each=settings.caller_documents,
-            setting=f"{PREFIX}CALLER_DOCUMENTS",
-        ),
-        Limit(
-            name="stored_bytes",
-            description="stored documents",
-            unit="bytes",
-            each=settings.caller_stored_bytes,
-            setting=f"{PREFIX}CALLER_STORED_BYTES",
-        ),
+        limit("pending_documents", pending, each="caller_pending_documents"),
+        limit("pending_bytes", pending, each="caller_pending_bytes"),
+        limit("collections", "collections", each="caller_collections"),
+        limit("documents", stored, each="caller_documents"),
+        limit("stored_bytes", stored, each="caller_stored_bytes"),
     )

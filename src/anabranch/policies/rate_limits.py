@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from anabranch.domain.contracts import Clock, Limiter, Telemetry
 from anabranch.domain.errors import RateLimited
 from anabranch.domain.model import Allowance, Context
+from anabranch.domain.shares import LOCAL, Claimant, Limit
 from anabranch.domain.signals import RateLimitChecked, Rejected
+from anabranch.policies.shares import reached
 from anabranch.redis.client import RedisGone
 
 if TYPE_CHECKING:
     from anabranch.redis.client import Redis
 
 MAX_KEYS = 100_000
-LONGEST_USER = 200
+LONGEST_NAME = 200
 ADDRESS_BLOCK = 64
 
 # A sorted set of the admitted calls, scored by the time of Redis in microseconds, which a double holds exactly. If that
@@ -94,6 +96,10 @@ class MemoryLimiter:
         self._sweep(now)
         return Reservation(Allowance(limit=limit, remaining=limit - used - 1, reset_s=self._window_s), until)
 
+    def used(self, key: str) -> int:
+        calls = self._calls.get(key) or array("d")
+        return len(calls) - bisect_right(calls, self._clock.monotonic())
+
     def release(self, key: str, reservation: Reservation) -> None:
         calls = self._calls.get(key, array("d"))
         place = bisect_left(calls, reservation.until)
@@ -138,6 +144,9 @@ class RedisLimiter:
                     return Allowance(limit=limit, remaining=remaining, reset_s=reset_us / 1e6, wait_s=wait_us / 1e6)
         return local
 
+    def used(self, key: str) -> int:
+        return self._local.used(key)
+
 
 def _distance(now: float, then: float) -> float:
     """The seconds until then, rounded so that now plus the result is not less."""
@@ -146,11 +155,12 @@ def _distance(now: float, then: float) -> float:
 
 
 class RateLimits:
-    """The limit of each caller on each of `surfaces`; other surfaces have none."""
+    """The limit of each caller on each of `surfaces` (other surfaces have none), and on changes of what is stored."""
 
-    def __init__(self, limiter: Limiter, surfaces: Collection[str], telemetry: Telemetry) -> None:
+    def __init__(self, limiter: Limiter, surfaces: Collection[str], changes: Limit, telemetry: Telemetry) -> None:
         self._limiter = limiter
         self._surfaces = frozenset(surfaces)
+        self._changes = changes
         self._telemetry = telemetry
 
     async def admit(self, context: Context) -> Allowance | None:
@@ -176,17 +186,33 @@ class RateLimits:
             raise RateLimitExceeded(allowance)
         return allowance
 
+    async def admit_change(self, caller: Claimant) -> Allowance | None:
+        """Count a change of what is stored against its caller's limit. Callers on this machine have none."""
+        allowed = self._changes.of(caller)
+        if caller is LOCAL or math.isinf(allowed):
+            return None
+        allowance = await self._limiter.admit(_changes_of(caller), int(allowed))
+        if allowance.wait_s:
+            raise RateLimitExceeded(allowance, self._changes)
+        return allowance
+
+    def changes(self, caller: Claimant) -> int:
+        """The changes of a caller that count now."""
+        return self._limiter.used(_changes_of(caller))
+
 
 class RateLimitExceeded(RateLimited):
     """RateLimited, with the time to wait in whole seconds, rounded up."""
 
-    def __init__(self, allowance: Allowance) -> None:
+    def __init__(self, allowance: Allowance, limit: Limit | None = None) -> None:
         self.allowance = allowance
         wait_s = int(-(-allowance.wait_s // 1))
-        super().__init__(
-            f"You have asked {allowance.limit} times within a short while; ask again in {wait_s} s.",
-            retry_after_s=wait_s,
-        )
+        if limit is None:
+            message = f"You have asked {allowance.limit} times within a short while; ask again in {wait_s} s."
+            super().__init__(message, retry_after_s=wait_s)
+        else:
+            message = f"{reached(limit, allowance.limit)}. Try again in {wait_s} s."
+            super().__init__(message, limit=limit.name, allowed=allowance.limit, retry_after_s=wait_s)
 
 
 def bucket_of(context: Context) -> str | None:
@@ -194,9 +220,16 @@ def bucket_of(context: Context) -> str | None:
     surface = f"rl:{context.surface}"
     user = context.user_id
     if user is not None:
-        long = len(user) > LONGEST_USER
-        return f"{surface}:{hashlib.blake2b(user.encode(errors='replace')).hexdigest() if long else user}"
+        return f"{surface}:{_short(user)}"
     return None if context.address is None else f"{surface}_address:{address_block(context.address)}"
+
+
+def _changes_of(caller: Claimant) -> str:
+    return f"rl:changes:{_short(caller.name)}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else hashlib.blake2b(name.encode(errors="replace")).hexdigest()
 
 
 @lru_cache(maxsize=1024)

@@ -308,13 +308,7 @@ class Share:
         raise limit_reached(self.limit, account.bound)
 
     def _overloaded(self) -> NoReturn:
-        limit = self.limit
-        raise Overloaded(
-            f"The server is at its limit of {_described(limit, limit.total)}"
-            f"{_in_brackets(limit.total_setting)}; try again in a moment.",
-            limit=limit.name,
-            retry_after_s=RETRY_AFTER_S,
-        )
+        raise overloaded(self.limit)
 
 
 def limit_reached(limit: Limit, bound: float) -> LimitReached:
@@ -323,6 +317,16 @@ def limit_reached(limit: Limit, bound: float) -> LimitReached:
         f"{reached(limit, bound)}. Try again when some of them have ended.",
         limit=limit.name,
         allowed=round(bound),
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def overloaded(limit: Limit) -> Overloaded:
+    """The error of a caller where all callers together are at their limit."""
+    return Overloaded(
+        f"The server is at its limit of {_described(limit, limit.total)}"
+        f"{_in_brackets(limit.total_setting)}; try again in a moment.",
+        limit=limit.name,
         retry_after_s=RETRY_AFTER_S,
     )
 

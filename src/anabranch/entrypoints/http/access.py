@@ -198,6 +198,12 @@ class Access:
                 break
         return found
 
+    def is_shared(self, address: str) -> bool:
+        """Whether many callers may come from this address: it is that of a proxy, or of this machine, where one may
+        be."""
+        hop = self._hop(address)
+        return hop is None or hop.is_proxy or hop.is_loopback
+
     def claimant(self, scope: Scope, caller: Caller) -> Claimant:
         """The caller as the limits on shared resources know it. A key with limits of its own has a share of its own."""
         if limits := caller.rights.limits:

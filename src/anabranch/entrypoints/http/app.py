@@ -39,11 +39,14 @@ from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface, lost_query
 from anabranch.entrypoints.http.query_log import QueryLogSurface
 from anabranch.entrypoints.http.rag import RagSurface, lost_rag
+from anabranch.entrypoints.http.server import CONNECTIONS, max_open_files
 from anabranch.entrypoints.http.session import SessionSurface
 from anabranch.entrypoints.http.sources import SourcesSurface
 from anabranch.entrypoints.http.stop_signals import StopSignals
 from anabranch.entrypoints.http.streams import AnswerStreams, ShutdownEvent, Writers
 from anabranch.entrypoints.reload_signal import on_hangup
+from anabranch.policies.connections import Connections
+from anabranch.policies.limits import connection_limit
 from anabranch.telemetry.endpoint_history import EndpointHistory
 from anabranch.telemetry.log import Log, configured_log
 from anabranch.telemetry.metrics import Metrics
@@ -80,7 +83,7 @@ class Service:
         await app(scope, receive, send)
 
     @asynccontextmanager
-    async def _serving(self, _app: Any) -> AsyncIterator[None]:
+    async def _serving(self, _app: Any) -> AsyncIterator[dict[str, Connections]]:
         metrics, history = Metrics(self._settings), EndpointHistory()
         async with (
             watched(self._settings, self._log, metrics, history) as telemetry,
@@ -104,11 +107,12 @@ class Service:
             self._open = _shared(loop, origins, ["GET", "POST"])
             named = [origin for origin in origins if origin != "*"]
             self._holding_data = _shared(loop, named, ["GET", "POST", "PUT", "PATCH", "DELETE"])
+            limit = connection_limit(self._settings, max_open_files())
             await anabranch.warm()
             with self._stopping.handled(self._drain):
                 reload = ConfigReload(self._settings, anabranch.reconfigure, self._log, record=anabranch.record)
                 async with on_hangup(reload.again):
-                    yield
+                    yield {CONNECTIONS: Connections(limit, access.is_shared)}
             # The server waits only for its connections; recorded answers without a listener get their time here.
             await (self._draining or anabranch.drain(0))
             await mcp.close()

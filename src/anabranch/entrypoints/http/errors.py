@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from operator import attrgetter
 from typing import Any
 
@@ -264,6 +265,14 @@ def refusal_headers(error: AnabranchError, status: int) -> list[tuple[bytes, byt
         headers.append((b"retry-after", str(error.details.get("retry_after_s", usual)).encode()))
         headers.extend(rate_headers(_allowance(error)))
     return headers
+
+
+def refused_connection(error: AnabranchError) -> bytes:
+    """The whole response to a connection that may not stay, before its request."""
+    status, body = render_plain(error, {})
+    headers = [*refusal_headers(error, status), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode()), b"content-type: application/json"]
+    return b"\r\n".join([*lines, *(b"%b: %b" % pair for pair in headers), b"", body])
 
 
 def _allowance(error: AnabranchError) -> Allowance | None:

@@ -21,6 +21,7 @@ class LimitView(Value):
     allowed: Annotated[int | None, Meta(description="null where only all callers together have a limit")]
     used: Annotated[int, Meta(description="What this caller holds now, or stores")]
     waiting: Annotated[int, Meta(description="Requests of this caller that wait for their turn")]
+    window_s: Annotated[float | None, Meta(description="It counts what the caller does within so many seconds")]
     setting: Annotated[str, Meta(description="The setting that changes it")]
 
 
@@ -73,5 +74,6 @@ def _view(one: LimitUsage) -> LimitView:
         allowed=None if one.allowed is None else round(one.allowed),
         used=round(one.used.held),
         waiting=one.used.waiting,
+        window_s=limit.window_s or None,
         setting=limit.setting if one.allowed is not None else limit.total_setting,
     )

@@ -53,6 +53,7 @@ from anabranch.telemetry.log import Log, correlation_id
 T = TypeVar("T")
 
 WEBSOCKET = "WEBSOCKET"
+CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 PLANNER_PATHS = "/planner/"
 # Ids of planner steps and models, and file names, may have a slash, sent as %2F: each segment is decoded by itself.
 ENCODED_PATHS = ("/v1/collections/", PLANNER_PATHS, "/v1/documents/", "/v1/models/")
@@ -291,6 +292,11 @@ class Operation(Generic[T]):
     # The setting that switches its surface off, if it does: the address is 404, and not in the API description.
     switched_off_by: str = ""
 
+    @cached_property
+    def changes_records(self) -> bool:
+        """Whether it changes what is stored, and is no question."""
+        return self.method in CHANGING and self.path.startswith("/v1/") and not self.surface
+
     def authorize(self, caller: Caller) -> None:
         """Refuse a caller whose key lacks the scope or the grant of this operation."""
         if self.scope is not None:
@@ -407,6 +413,8 @@ class RequestLoop:
             claimant.set(self._claimant_of(call.scope, caller))
             acting.set(partial(self._actor_of, call.scope, caller, call.surface))
             operation.authorize(caller)
+            if operation.changes_records:
+                call.headers = rate_headers(await self._anabranch.runs.admit_change())
             if caller.rights.limits:
                 call.headers = rate_headers(await self._anabranch.runs.admit_key(caller, operation.surface))
         call.shares = self._shares

@@ -434,6 +434,7 @@ class PlannerSurface:
         """The events after the cursor, and what ends them. A step that another worker keeps can be followed there at
         once; one that is kept here is followed to its end, which the shutdown brings about."""
         planner, place = self._step(call)
+        await call.hold("stream_readers")
         # A client that reconnects by itself uses its first address again: the header is newer.
         sent = header(call.scope, b"last-event-id") or call.query.get("last_event_id", "0")
         async with AsyncExitStack() as readers:

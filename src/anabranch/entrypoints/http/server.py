@@ -11,19 +11,50 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.supervisors import Multiprocess
 
 from anabranch.app.startup import announce
 from anabranch.configuration.settings import Settings
-from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.errors import AnabranchError, ConfigurationError
+from anabranch.entrypoints.http.errors import refused_connection
 from anabranch.entrypoints.http.stop_signals import STOP_NOW
 from anabranch.entrypoints.reload_signal import Terminal, hold_hangups, hung_up
+from anabranch.policies.connections import Connections
 from anabranch.telemetry.log import SOCKETS, Log
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
+
+
+# What is used of a system that sets no limit, and what Windows permits.
+MOST_FILES, WINDOWS_FILES = 65_536, 8_192
+# Where the application puts its Connections into the state that uvicorn gives to protocols and requests.
+CONNECTIONS = "connections"
+
+
+class Place:
+    """A connection as its address is charged for it, whatever protocol it speaks."""
+
+    def __init__(self, transport: asyncio.Transport, connections: Connections) -> None:
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._transport = transport
+        self._connections = connections
+
+    def take(self) -> None:
+        self._connections.add(self._address, self)
+
+    def leave(self) -> None:
+        self._connections.remove(self._address, self)
+
+    def is_idle(self) -> bool:
+        protocol = self._transport.get_protocol()
+        return isinstance(protocol, HeadCapped) and protocol.is_idle()
+
+    def drop(self) -> None:
+        self._transport.abort()
 
 
 class AbortsStalled(asyncio.Protocol):
@@ -32,10 +63,13 @@ class AbortsStalled(asyncio.Protocol):
 
     stall_s = 25.0
     transport: asyncio.Transport
+    place: Place | None = None
     _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_stall()
+        if self.place is not None:
+            self.place.leave()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -53,16 +87,40 @@ class AbortsStalled(asyncio.Protocol):
 
 
 class HeadCapped(AbortsStalled, HttpToolsProtocol):
-    """uvicorn's HTTP protocol with limits on the size and time of a request's head; the parser has none."""
+    """uvicorn's HTTP protocol with limits on the size and time of a request's head; the parser has none. What is over
+    the limits on connections is refused before its request."""
 
     max_head_bytes = 64 * 1024
     head_s = 30.0
+    refusal_s = 1.0
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
         self._head_begins()
+        connections = self.app_state.get(CONNECTIONS)
+        if connections is not None:
+            place = Place(self.transport, connections)
+            try:
+                place.take()
+                self.place = place
+            except AnabranchError as error:
+                self._refuse(error)
+
+    def is_idle(self) -> bool:
+        """Whether no request is in progress. A head that has not arrived is none."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
+
+    def _refuse(self, error: AnabranchError) -> None:
+        """Sends the error, and gives the client a moment to read it."""
+        self._is_refused = True
+        self.transport.write(refused_connection(error))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(self.refusal_s, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_over()
@@ -77,6 +135,8 @@ class HeadCapped(AbortsStalled, HttpToolsProtocol):
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         super().data_received(data)
         if self._head_timer is not None:
             self._head_bytes += len(data)
@@ -106,6 +166,8 @@ class Socket(AbortsStalled, WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.logger = self.conn.logger = logging.getLogger(SOCKETS)
         super().connection_made(transport)
+        before = self.transport.get_protocol()
+        self.place = before.place if isinstance(before, HeadCapped) else None
 
     def data_received(self, data: bytes) -> None:
         """The whole head comes first. If the handshake fails, the refusal is queued, and must be written here."""
@@ -265,6 +327,16 @@ def _bind(settings: Settings) -> socket.socket:
     return bound
 
 
+def max_open_files() -> int:
+    """How many files and connections this process may have open."""
+    if sys.platform == "win32":
+        return WINDOWS_FILES
+    import resource  # noqa: PLC0415
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+
+
 def _raise_open_files() -> None:
     """Every stream holds two connections, and the usual soft limit is 1,024 files."""
     if sys.platform == "win32":
@@ -272,6 +344,6 @@ def _raise_open_files() -> None:
     import resource  # noqa: PLC0415
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65_536 if hard == resource.RLIM_INFINITY else hard
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else hard
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

@@ -12,6 +12,7 @@ from anabranch.app.anabranch import Anabranch
 from anabranch.domain.audit import AuditEntry, acting
 from anabranch.domain.errors import Forbidden
 from anabranch.domain.model import Value
+from anabranch.domain.shares import claimant
 from anabranch.entrypoints.http.access import Access, cookie_name
 from anabranch.entrypoints.http.errors import KNOWLEDGE, Headers
 from anabranch.entrypoints.http.operations import JSON, Call, Operation, Reply, header
@@ -85,6 +86,8 @@ class SessionSurface:
         key = call.request.key
         caller = await self.access.sign_in(key)
         acting.set(lambda: self.access.actor(call.scope, caller, "page"))
+        claimant.set(self.access.claimant(call.scope, caller))
+        await self.anabranch.runs.admit_change()
         await self.anabranch.record(AuditEntry(action="session.started", object=f"key:{caller.key or ''}"))
         return self._reply(call.scope, caller, self._cookie(call.scope, key, MAX_AGE_S))
 

@@ -235,6 +235,7 @@ class AnswerStreams:
             elif call.scope["method"] == "HEAD":
                 await send_empty(call.send, 200, EVENT_STREAM)
             else:
+                await call.hold("stream_readers")
                 ends = ShutdownEvent() if recordings.holds(stream) else self.closing
                 with until_revoked(ends, self.anabranch.revocations, call.caller.credential) as closing:
                     await self._read(reader, call, closing)

@@ -54,6 +54,13 @@ class LimiterContract:
         await case.advance(refused.reset_s)
         assert (await case.limiter.admit("k")).remaining == LIMIT - 1
 
+    async def test_used_counts_admitted_calls_of_the_window(self, case: LimiterCase) -> None:
+        for _ in range(LIMIT + 1):
+            await case.limiter.admit("k")
+        assert (case.limiter.used("k"), case.limiter.used("other")) == (LIMIT, 0)
+        await case.advance(WINDOW_S + MARGIN_S)
+        assert case.limiter.used("k") == 0
+
     async def test_refused_calls_do_not_count(self, case: LimiterCase) -> None:
         for _ in range(LIMIT):
             await case.limiter.admit("k")
