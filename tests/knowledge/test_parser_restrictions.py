@@ -1,11 +1,13 @@
 """What a document that has taken over its parser can do: nothing but answer."""
 
+import io
 import platform
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+import docx
 import pytest
 import pytest_asyncio
 
@@ -130,26 +132,29 @@ async def test_a_restriction_does_its_part_alone(tmp_path: Path, alone: str, cod
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("x86_64", "aarch64", "arguments"),
     [
-        "101, 0, 1, 0, 0",  # ptrace
-        "425, 8, 0",  # io_uring_setup
-        "250, 0",  # keyctl
-        "321, 0, 0, 0",  # bpf
-        "298, 0, 0, -1, -1, 0",  # perf_event_open
-        "165, 0, 0, 0, 0, 0",  # mount
-        "272, 0x10000000",  # unshare
-        "308, 0, 0",  # setns
-        "323, 0",  # userfaultfd
-        "434, 1, 0",  # pidfd_open
-        "310, 1, 0, 0, 0, 0, 0",  # process_vm_readv
-        "157, 4, 1, 0, 0, 0",  # prctl(PR_SET_DUMPABLE)
-        "0x40000000 + 39",  # getpid of another ABI
+        pytest.param(101, 117, "0, 1, 0, 0", id="ptrace"),
+        pytest.param(425, 425, "8, 0", id="io_uring_setup"),
+        pytest.param(250, 219, "0", id="keyctl"),
+        pytest.param(321, 280, "0, 0, 0", id="bpf"),
+        pytest.param(298, 241, "0, 0, -1, -1, 0", id="perf_event_open"),
+        pytest.param(165, 40, "0, 0, 0, 0, 0", id="mount"),
+        pytest.param(272, 97, "0x10000000", id="unshare"),
+        pytest.param(308, 268, "0, 0", id="setns"),
+        pytest.param(323, 282, "0", id="userfaultfd"),
+        pytest.param(434, 434, "1, 0", id="pidfd_open"),
+        pytest.param(310, 270, "1, 0, 0, 0, 0, 0", id="process_vm_readv"),
+        pytest.param(157, 167, "4, 1, 0, 0, 0", id="prctl(PR_SET_DUMPABLE)"),
+        pytest.param(435, 435, "0, 0", id="clone3"),
+        pytest.param(437, 437, "-100, 0, 0, 0", id="openat2"),
+        pytest.param(0x40000000 + 39, 0x40000000 + 172, "0", id="getpid of the x32 ABI"),
     ],
 )
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86_64")
-async def test_a_parser_is_refused_the_system_call(child: Sandbox, call: str) -> None:
-    code = f"(lambda libc: (libc.syscall({call}), ctypes.get_errno()))(ctypes.CDLL(None, use_errno=True))"
+async def test_a_parser_is_refused_the_system_call(child: Sandbox, x86_64: int, aarch64: int, arguments: str) -> None:
+    number = {"x86_64": x86_64, "aarch64": aarch64}[platform.machine()]
+    call = f"libc.syscall({number}, {arguments})"
+    code = f"(lambda libc: ({call}, ctypes.get_errno()))(ctypes.CDLL(None, use_errno=True))"
     assert await outcome(child, code) == "(-1, 1)"
 
 
@@ -174,8 +179,18 @@ async def test_a_parser_ends_itself_with_the_signal_of_its_failure(child: Sandbo
         await outcome(child, "os.abort()")
 
 
+def letter() -> bytes:
+    document = docx.Document()
+    document.add_heading("Herons", 1)
+    document.add_paragraph("They eat fish.", style="List Bullet")
+    file = io.BytesIO()
+    document.save(file)
+    return file.getvalue()
+
+
 SAMPLES: Mapping[str, bytes] = {
     "a.pdf": slow_pdf("Herons", depth=1, times=1),
+    "a.docx": letter(),
     "a.html": b"<html><h1>Herons</h1><p>They eat fish.</p></html>",
     "a.md": b"# Herons\n\nThey eat *fish* [here](http://example.org) &amp; <b>there</b>.\n\n| a |\n|---|\n| 1 |\n",
     "a.csv": b"bird,food\nheron,fish\n",

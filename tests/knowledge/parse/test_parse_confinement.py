@@ -1,5 +1,6 @@
 """The list of restrictions of parsers: what each came to, and the numbers of system calls."""
 
+import ctypes
 import io
 import logging
 import platform
@@ -20,6 +21,22 @@ def test_each_architecture_has_a_number_for_every_call(name: str) -> None:
     assert len(set(numbers.values())) == len(numbers)
     missing = {*confinement.CALLS.split(), *confinement.OWN_CALLS, "capset"} ^ numbers.keys()
     assert missing == (set() if name == "x86_64" else {"poll"})
+
+
+@pytest.mark.parametrize("name", confinement.ARCHITECTURES)
+def test_the_numbers_of_system_calls_are_those_that_libseccomp_knows(name: str) -> None:
+    """It knows them for every architecture. apt and systemd need it, so that nearly every Linux has it."""
+    try:
+        known = ctypes.CDLL("libseccomp.so.2").seccomp_syscall_resolve_name_arch
+    except OSError:
+        pytest.skip("libseccomp is not installed")
+    machine = confinement.ARCHITECTURES[name]
+    landlock = {
+        "landlock_create_ruleset": confinement.LANDLOCK_CREATE_RULESET,
+        "landlock_restrict_self": confinement.LANDLOCK_RESTRICT_SELF,
+    }
+    ours = {**machine.numbers, **landlock}
+    assert ours == {call: known(ctypes.c_uint32(machine.audit), call.encode()) for call in ours}
 
 
 def test_what_the_kernel_refuses_is_reported_and_the_rest_applies(monkeypatch: pytest.MonkeyPatch) -> None:
