@@ -9,7 +9,6 @@ import click
 
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import AuditEntry, AuditFilter, AuditRecord
-from anabranch.entrypoints.audit_records import audit_view
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     audit_options,
@@ -63,7 +62,7 @@ def list_records(
     wanted = _wanted(since, until, actor, action)
     found = read(settings, lambda db: audit.listed(db, wanted, None, limit + 1))
     print_list(
-        [audit_view(one) for one in found[:limit]],
+        found[:limit],
         fitting(
             ("when", "who", "action", "what"),
             when=lambda one: moment(one.at.timestamp()),
@@ -166,7 +165,7 @@ def _exported(settings: Settings, wanted: AuditFilter) -> Iterator[str]:
         before: int | None = None
         while found := database.reading(partial(_part, wanted=wanted, before=before)):
             for one in found:
-                yield json_line(audit_view(one))
+                yield json_line(one)
             before = found[-1].seq
 
 

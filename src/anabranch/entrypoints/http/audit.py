@@ -7,10 +7,9 @@ from msgspec import Meta
 from starlette.types import Scope
 
 from anabranch.app.anabranch import Anabranch
-from anabranch.domain.audit import AuditFilter
+from anabranch.domain.audit import AuditFilter, AuditRecord
 from anabranch.domain.errors import Forbidden, InvalidQuestion
 from anabranch.domain.model import Value
-from anabranch.entrypoints.audit_records import AuditView, audit_view
 from anabranch.entrypoints.http.access import MAKE_KEY, Access
 from anabranch.entrypoints.http.errors import KNOWLEDGE
 from anabranch.entrypoints.http.openapi import integer, parameter
@@ -23,7 +22,7 @@ from anabranch.knowledge.model import Caller
 class AuditPage(Value):
     """Records of the audit log, newest first; `next` is the `after` of the next page."""
 
-    records: list[AuditView]
+    records: list[AuditRecord]
     has_more: bool
     next: str | None
 
@@ -86,7 +85,7 @@ class AuditSurface:
         page = found[: given.limit]
         more = len(found) > len(page)
         return AuditPage(
-            records=[audit_view(one) for one in page],
+            records=page,
             has_more=more,
             next=cursors.sealed(page[-1].seq) if more else None,
         )

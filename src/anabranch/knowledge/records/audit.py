@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b, sha256
 from typing import Any
 
@@ -20,6 +21,7 @@ from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.schema import AUDIT, MIGRATIONS
 
+EPOCH = datetime.fromtimestamp(0, UTC)
 # A name has another salt every day: who did what on different days cannot be compared once it is forgotten.
 DAY_US = 86_400_000_000
 DIGEST_BYTES = SALT_BYTES = 16
@@ -331,7 +333,7 @@ def after(db: sqlite3.Connection, seq: int, limit: int) -> list[AuditRecord]:
 def _records(db: sqlite3.Connection, query: str, values: Mapping[str, Any] | Sequence[Any]) -> list[AuditRecord]:
     try:
         return [_record(db, row) for row in db.execute(query, values)]
-    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError):
+    except (msgspec.MsgspecError, AttributeError, OverflowError, TypeError, ValueError):
         raise AuditDamaged from None
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):  # a text is not UTF-8
@@ -349,7 +351,7 @@ def _record(db: sqlite3.Connection, row: sqlite3.Row) -> AuditRecord:
     details.pop("granted", None)
     return AuditRecord(
         seq=row["seq"],
-        at=row["at_us"] / 1_000_000,
+        at=EPOCH + timedelta(microseconds=row["at_us"]),
         action=row["action"],
         outcome=row["outcome"],
         actor=_shown(row["actor"], row["actor_name"]),
