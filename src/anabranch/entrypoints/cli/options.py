@@ -190,3 +190,10 @@ def permissions_given(visibility: str | None, users: Sequence[str], groups: Sequ
     if chosen == "restricted" and not (users or groups):
         click.echo("anabranch: Only the owner may see it: no user or group is named (--user, --group).", err=True)
     return Permissions(visibility=chosen, allowed_users=tuple(users), allowed_groups=tuple(groups))
+
+
+def permissions_required(visibility: str | None, users: Sequence[str], groups: Sequence[str]) -> Permissions:
+    chosen = permissions_given(visibility, users, groups)
+    if chosen is None:
+        raise click.UsageError("Give the permissions with --visibility, --user or --group.")
+    return chosen
