@@ -1,20 +1,28 @@
 """The audit log under /v1/audit, for operators."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta
 from starlette.types import Scope
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.domain.audit import AuditFilter, AuditRecord
-from anabranch.domain.errors import Forbidden, InvalidQuestion
+from anabranch.domain.errors import Forbidden
 from anabranch.domain.model import Value
 from anabranch.entrypoints.http.access import MAKE_KEY, Access
-from anabranch.entrypoints.http.errors import KNOWLEDGE
-from anabranch.entrypoints.http.openapi import integer, parameter
+from anabranch.entrypoints.http.openapi import parameter
 from anabranch.entrypoints.http.operations import Call, Operation
-from anabranch.entrypoints.http.query_log import MAX_PAGE, TEXT, TIME, Name, url_parameters
+from anabranch.entrypoints.http.v1_operations import (
+    PAGE,
+    PERIOD,
+    TEXT,
+    LogParameters,
+    Name,
+    opened,
+    operation,
+    page_of,
+    url_parameters,
+)
 from anabranch.entrypoints.logged_queries import seconds_of
 from anabranch.knowledge.model import Caller
 
@@ -27,13 +35,7 @@ class AuditPage(Value):
     next: str | None
 
 
-class AuditParameters(Value):
-    """The parameters of a list of records, as they stand in the URL."""
-
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
-    after: Name | None = None
-    since: Name | None = None
-    until: Name | None = None
+class AuditParameters(LogParameters):
     actor: Name | None = None
     action: Name | None = None
 
@@ -47,17 +49,14 @@ class AuditSurface:
 
     def operations(self) -> list[Operation[Any]]:
         return [
-            Operation(
-                *("GET", "/v1/audit", "list_audit", "List records of the audit log", self._records, KNOWLEDGE),
+            operation(
+                *("GET", "/v1/audit", "list_audit", "List records of the audit log", self._records, AuditPage),
                 scope="admin",
-                response_types=(AuditPage,),
                 identify=self._operator,
                 errors=(403,),
                 parameters=(
-                    parameter("limit", integer(1, MAX_PAGE, default=50), "Page size"),
-                    parameter("after", TEXT, "`next` of the previous page"),
-                    parameter("since", TIME, "From this day (UTC) or time on"),
-                    parameter("until", TIME, "Up to and including this day (UTC), or before this time"),
+                    *PAGE,
+                    *PERIOD,
                     parameter("actor", TEXT, "A user, `operator`, `guest` or `server`"),
                     parameter("action", TEXT, "An action such as `document.deleted`, or all of `document`"),
                 ),
@@ -77,15 +76,8 @@ class AuditSurface:
             return AuditPage(records=[], has_more=False, next=None)
         knowledge = await self.anabranch.knowledge()
         cursors = await knowledge.cursors()
-        before = None if given.after is None else cursors.opened(given.after)
-        if given.after is not None and before is None:
-            raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
+        before = opened(given.after, cursors)
         wanted = AuditFilter(since=since, until=until, actor=given.actor, action=given.action)
         found = await knowledge.audit_records(wanted, before, given.limit + 1)
-        page = found[: given.limit]
-        more = len(found) > len(page)
-        return AuditPage(
-            records=page,
-            has_more=more,
-            next=cursors.sealed(page[-1].seq) if more else None,
-        )
+        page, following = page_of(found, given.limit, lambda one: one.seq, cursors)
+        return AuditPage(records=page, has_more=following is not None, next=following)
