@@ -34,10 +34,10 @@ from anabranch.knowledge.model import (
     StoredDocument,
 )
 from anabranch.knowledge.owner_limits import OwnerLimits
-from anabranch.knowledge.records import audit, collections, documents, erasures, jobs, keys, queries
+from anabranch.knowledge.records import audit, collections, cursors, documents, erasures, jobs, keys, queries
 from anabranch.knowledge.records.collections import PublishedEndpoint
+from anabranch.knowledge.records.cursors import Cursors
 from anabranch.knowledge.records.database import Connection, Database
-from anabranch.knowledge.records.documents import Cursors
 from anabranch.knowledge.records.erasures import Erasure, ErasureSubject, ErasureTimes
 from anabranch.knowledge.search import Searcher, SearchHits
 
@@ -266,8 +266,8 @@ class Knowledge:
 
     async def cursors(self) -> Cursors:
         """Converts document keys to opaque cursors and back."""
-        found = await self._database.read(documents.cursors)
-        return found if found is not None else await self._database.write(documents.create_cursors)
+        found = await self._database.read(cursors.existing)
+        return found if found is not None else await self._database.write(cursors.create)
 
     async def document(self, caller: Caller, name: str, *, content: bool = False) -> StoredDocument:
         """The document with this id, file name or title."""

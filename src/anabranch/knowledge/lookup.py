@@ -9,7 +9,7 @@ from anabranch.domain.errors import Conflict, NotFound
 from anabranch.domain.model import Value
 from anabranch.knowledge.index.reader import Catalog
 from anabranch.knowledge.model import Caller, DocumentStatus, StoredDocument
-from anabranch.knowledge.records import collections, documents, jobs
+from anabranch.knowledge.records import attributes, collections, documents, jobs
 from anabranch.knowledge.records.database import Connection, made_at
 from anabranch.knowledge.records.jobs import ITEM_KEYS, OpenName
 
@@ -68,7 +68,7 @@ def _stored_page(
 ) -> tuple[list[StoredDocument], int]:
     permitted = catalog.permitted(caller)
     if wanted.connector_id is not None:
-        permitted &= catalog.with_attribute(db, documents.CONNECTOR, documents.attribute(wanted.connector_id))
+        permitted &= catalog.with_attribute(db, attributes.CONNECTOR, attributes.comparable(wanted.connector_id))
     if wanted.status == "completed":
         permitted[jobs.stored_with_open_item(db, caller)] = False
     keys = catalog.keys(wanted.collection, permitted)

@@ -14,7 +14,7 @@ from anabranch.entrypoints.http.decode_errors import explain
 from anabranch.entrypoints.http.errors import KNOWLEDGE
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation
-from anabranch.knowledge.records.documents import Cursors
+from anabranch.knowledge.records.cursors import Cursors
 
 MAX_PAGE = 200
 TEXT = {"type": "string", "maxLength": 500}

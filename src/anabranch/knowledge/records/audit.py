@@ -19,6 +19,7 @@ from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records.database import as_json
+from anabranch.knowledge.records.facts import fact, set_fact
 from anabranch.knowledge.records.schema import AUDIT, MIGRATIONS
 
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -379,9 +380,8 @@ def _names_of(db: sqlite3.Connection, digests: Sequence[bytes]) -> Iterator[str 
 
 def passed_on(db: sqlite3.Connection, reader: str) -> int:
     """Up to which record the log was passed on to a reader outside, such as a collector."""
-    row = db.execute("SELECT value FROM facts WHERE name = ?", (f"audit_{reader}",)).fetchone()
-    return 0 if row is None else int(row[0])
+    return int(fact(db, f"audit_{reader}") or 0)
 
 
 def set_passed_on(db: sqlite3.Connection, reader: str, seq: int) -> None:
-    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (f"audit_{reader}", str(seq)))
+    set_fact(db, f"audit_{reader}", str(seq))

@@ -31,6 +31,7 @@ from anabranch.knowledge.model import (
 )
 from anabranch.knowledge.records import audit, collections, documents
 from anabranch.knowledge.records.database import as_json, made_at, new_id
+from anabranch.knowledge.records.visibility import SEEN, collections_of
 
 # A document that was being processed this often when the process died is given up. After the first time it is
 # chunked, embedded and stored alone, because another document may have been the cause.
@@ -51,7 +52,7 @@ BLANK = NewDocument(source="text")
 ITEM_KEYS = 1 << 62
 # Of the rows of `open_items`, those that the caller owns, of collections that it sees. Guests own nothing: no job has
 # an owner of null.
-OWNED = f"((:operator OR open_items.owner = :user) AND {documents.SEEN.format(collection='open_items.collection')})"
+OWNED = f"((:operator OR open_items.owner = :user) AND {SEEN.format(collection='open_items.collection')})"
 
 Hold = tuple[int, str]
 
@@ -607,7 +608,7 @@ def _user(caller: Caller) -> dict[str, Any]:
     return {
         "operator": caller.operator,
         "user": caller.user,
-        "collections": documents.collections_of(caller),
+        "collections": collections_of(caller),
     }
 
 

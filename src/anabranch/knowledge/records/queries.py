@@ -14,7 +14,7 @@ from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Erased, Rating
 from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import as_json
-from anabranch.knowledge.records.documents import VISIBLE, collections_of, visible_to
+from anabranch.knowledge.records.visibility import VISIBLE, collections_of, visible_to
 
 DAY_S = 86_400
 # Counts are kept for this many days, however long questions are kept.
