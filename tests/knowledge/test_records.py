@@ -16,7 +16,7 @@ import pytest
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.rights import Rights
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import backup, documents, keys, queries
+from anabranch.knowledge.records import backup, documents, keys, logged_queries, queries
 from anabranch.knowledge.records.database import (
     NAME,
     RETRIES,
@@ -28,6 +28,7 @@ from anabranch.knowledge.records.database import (
     migrate,
     new_id,
 )
+from anabranch.knowledge.records.logged_queries import QueryFilter
 from anabranch.knowledge.records.schema import KEY_RIGHTS, MIGRATIONS
 from support.knowledge_fixtures import OPERATOR, workshop
 
@@ -267,7 +268,7 @@ def test_a_restricted_key_reads_only_questions_asked_with_keys_restricted_at_lea
             asked = queries.QueryRecord(id=name, user="alice", original="?", top_k=1, key_collections=within)
             database.writing(lambda db, asked=asked: queries.record(db, asked))  # type: ignore[misc]
         seen = {
-            within: {one.id for one in database.reading(lambda db, c=c: queries.listed(db, c, queries.QueryFilter()))}  # type: ignore[misc]
+            within: {one.id for one in database.reading(lambda db, c=c: logged_queries.listed(db, c, QueryFilter()))}  # type: ignore[misc]
             for within, c in {(): caller(), (1,): caller(1), (2,): caller(2), (1, 2): caller(1, 2)}.items()
         }
     assert seen == {(): {"all", "one", "both"}, (1,): {"one"}, (2,): set(), (1, 2): {"one", "both"}}
@@ -311,7 +312,7 @@ def test_query_log_belongs_to_its_user_and_can_be_deleted(tmp_path: Path) -> Non
     hers, his = asked("alice"), asked("bob")
     for one in (hers, his):
         database.writing(lambda db, one=one: queries.record(db, one))  # type: ignore[misc]
-    assert len(database.reading(lambda db: queries.turns(db, Caller(user="alice"), "talk", 5))) == 1
+    assert len(database.reading(lambda db: logged_queries.turns(db, Caller(user="alice"), "talk", 5))) == 1
     bob = Caller(user="bob")
     assert not database.writing(lambda db: queries.rate(db, hers.id, bob, "thumbs_up", None))
     assert database.writing(lambda db: queries.rate(db, his.id, bob, "thumbs_up", None))

@@ -10,7 +10,7 @@ from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.model import Scores, Value
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Rating
-from anabranch.knowledge.records.queries import LoggedAnswer, LoggedQuery
+from anabranch.knowledge.records.logged_queries import LoggedAnswer, LoggedQuery
 
 MAX_SNIPPET = 200
 

@@ -34,11 +34,22 @@ from anabranch.knowledge.model import (
     StoredDocument,
 )
 from anabranch.knowledge.owner_limits import OwnerLimits
-from anabranch.knowledge.records import audit, collections, cursors, documents, erasures, jobs, keys, queries
+from anabranch.knowledge.records import (
+    audit,
+    collections,
+    cursors,
+    documents,
+    erasures,
+    jobs,
+    keys,
+    logged_queries,
+    queries,
+)
 from anabranch.knowledge.records.collections import PublishedEndpoint
 from anabranch.knowledge.records.cursors import Cursors
 from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.erasures import Erasure, ErasureSubject, ErasureTimes
+from anabranch.knowledge.records.logged_queries import LoggedAnswer, LoggedQuery, QueryFilter, Turn
 from anabranch.knowledge.search import Searcher, SearchHits
 
 T = TypeVar("T")
@@ -496,27 +507,29 @@ class Knowledge:
     async def record(self, query: queries.QueryRecord) -> None:
         await self._database.write(lambda db: queries.record(db, query))
 
-    async def turns(self, caller: Caller, conversation: str, limit: int, last: str | None = None) -> list[queries.Turn]:
+    async def turns(self, caller: Caller, conversation: str, limit: int, last: str | None = None) -> list[Turn]:
         """The last turns of the caller's own conversation, up to the one with the id `last`, if it is given, without
         those whose answers are withheld. Guests have none: they have no identity."""
         if _is_guest(caller):
             return []
-        return await self._database.read(lambda db: queries.turns(db, caller, conversation, limit, last))
+        return await self._database.read(lambda db: logged_queries.turns(db, caller, conversation, limit, last))
 
     async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> queries.Rated | None:
         """Feedback on a question of the caller's own; None if there is none of that id."""
         return await self._database.write(lambda db: queries.rate(db, query, caller, rating, comment))
 
     async def logged_queries(
-        self, caller: Caller, wanted: queries.QueryFilter, before: int | None, limit: int, *, rated: bool
-    ) -> list[queries.LoggedQuery]:
+        self, caller: Caller, wanted: QueryFilter, before: int | None, limit: int, *, rated: bool
+    ) -> list[LoggedQuery]:
         """A page of the caller's own entries in the query log, or for the operator of all, newest first; with `rated`
         of the entries with a rating, latest rating first."""
-        return await self._database.read(lambda db: queries.listed(db, caller, wanted, before, limit, rated=rated))
+        return await self._database.read(
+            lambda db: logged_queries.listed(db, caller, wanted, before, limit, rated=rated)
+        )
 
-    async def logged_query(self, caller: Caller, identifier: str) -> queries.LoggedAnswer:
+    async def logged_query(self, caller: Caller, identifier: str) -> LoggedAnswer:
         """An entry of the query log with its answer."""
-        found = await self._database.read(lambda db: queries.detail(db, caller, identifier))
+        found = await self._database.read(lambda db: logged_queries.detail(db, caller, identifier))
         if found is None:
             raise NotFound(f"There is no query {identifier!r}.")
         return found

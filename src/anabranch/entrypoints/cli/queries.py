@@ -43,10 +43,10 @@ from anabranch.entrypoints.logged_queries import (
     seconds_of,
 )
 from anabranch.knowledge.collection_names import only
-from anabranch.knowledge.records import collections
+from anabranch.knowledge.records import collections, logged_queries
 from anabranch.knowledge.records import queries as query_log
 from anabranch.knowledge.records.database import Connection
-from anabranch.knowledge.records.queries import LoggedAnswer, LoggedQuery, QueryFilter
+from anabranch.knowledge.records.logged_queries import LoggedAnswer, LoggedQuery, QueryFilter
 
 PAGE = 100
 MAX_QUESTION = 200
@@ -94,7 +94,7 @@ def show(identifier: str, as_json: bool, settings: Settings) -> None:
     """Show a question with its answer, citations and passages, by its ID or the beginning of it."""
 
     def work(db: Connection) -> list[LoggedAnswer]:
-        found = query_log.detail(db, OPERATOR, identifier) or _with_prefix(db, identifier)
+        found = logged_queries.detail(db, OPERATOR, identifier) or _with_prefix(db, identifier)
         return [] if found is None else [found]
 
     found = read(settings, work) if settings.query_log_days else []
@@ -109,12 +109,12 @@ def show(identifier: str, as_json: bool, settings: Settings) -> None:
 
 def _with_prefix(db: Connection, prefix: str) -> LoggedAnswer | None:
     """The only entry whose id begins with the prefix. Conflict if there are several."""
-    found = query_log.ids_with_prefix(db, prefix, MAX_CANDIDATES + 1) if prefix else []
+    found = logged_queries.ids_with_prefix(db, prefix, MAX_CANDIDATES + 1) if prefix else []
     if len(found) > 1:
         more = ", …" if len(found) > MAX_CANDIDATES else ""
         shown = ", ".join(found[:MAX_CANDIDATES])
         raise Conflict(f"Several questions have an id that begins with {prefix!r}; give more of it: {shown}{more}.")
-    return query_log.detail(db, OPERATOR, found[0]) if found else None
+    return logged_queries.detail(db, OPERATOR, found[0]) if found else None
 
 
 def _print_detail(detail: QueryDetail) -> None:
@@ -180,8 +180,8 @@ def export(file: Path | None, force: bool, settings: Settings, **given: Any) -> 
     wanted = _wanted(settings, **given)
 
     def part(last: LoggedAnswer | None, db: Connection) -> list[LoggedAnswer]:
-        entries = query_log.listed(db, OPERATOR, wanted, None if last is None else last.query.key, PAGE)
-        details = (query_log.detail(db, OPERATOR, one.id) for one in entries)
+        entries = logged_queries.listed(db, OPERATOR, wanted, None if last is None else last.query.key, PAGE)
+        details = (logged_queries.detail(db, OPERATOR, one.id) for one in entries)
         return [one for one in details if one is not None]
 
     found = exported(settings, "queries.exported", part) if settings.query_log_days else ()
@@ -276,4 +276,4 @@ def _listed(settings: Settings, wanted: QueryFilter, limit: int, *, rated: bool 
     """At most one entry more than `limit`."""
     if not settings.query_log_days:
         return []
-    return read(settings, lambda db: query_log.listed(db, OPERATOR, wanted, None, limit + 1, rated=rated))
+    return read(settings, lambda db: logged_queries.listed(db, OPERATOR, wanted, None, limit + 1, rated=rated))

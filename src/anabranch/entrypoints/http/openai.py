@@ -59,7 +59,8 @@ from anabranch.entrypoints.http.query import (
 )
 from anabranch.entrypoints.http.query_wire import MAX_QUERY
 from anabranch.entrypoints.http.streams import AnswerSurface
-from anabranch.knowledge.records.queries import LoggedAnswer, asker
+from anabranch.knowledge.records.logged_queries import LoggedAnswer
+from anabranch.knowledge.records.queries import asker
 from anabranch.pipeline.prompt import estimated_tokens
 from anabranch.pipeline.run import Run
 

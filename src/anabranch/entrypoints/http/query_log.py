@@ -42,7 +42,7 @@ from anabranch.entrypoints.logged_queries import (
 )
 from anabranch.knowledge.model import Caller, Rating
 from anabranch.knowledge.records.database import made_at
-from anabranch.knowledge.records.queries import LoggedQuery, QueryFilter
+from anabranch.knowledge.records.logged_queries import LoggedQuery, QueryFilter
 
 MAX_MS = 86_400_000
 RECENT_S = 2.0
