@@ -11,10 +11,11 @@ import msgspec
 from anabranch.domain.audit import Actor, AuditEntry, AuditFilter, AuditRecord
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
-from anabranch.domain.model import Filters, Passage, Query, Value
+from anabranch.domain.model import Filters, Passage, Query
 from anabranch.domain.shares import Limit
 from anabranch.knowledge import key_requests, lookup
 from anabranch.knowledge.chunking import effective
+from anabranch.knowledge.collection_counts import CollectionCounts, counts
 from anabranch.knowledge.collection_names import checked_name
 from anabranch.knowledge.index.reader import Catalog, IndexReader
 from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
@@ -56,29 +57,6 @@ T = TypeVar("T")
 
 MAX_DOCUMENTS = 1_000
 MAX_METADATA = 64 * 1024
-# In the index: a chunk's key and length; its vector in 32 bits, 8 bits and 1 bit per number; a posting per word.
-INDEX_BYTES_PER_CHUNK = 12
-INDEX_BYTES_PER_NUMBER = 5.125
-INDEX_BYTES_PER_TOKEN = 6
-
-
-class CollectionCounts(Value):
-    """A collection, and how much of it a caller can see."""
-
-    collection: Collection
-    documents: int
-    chunks: int
-    tokens: int
-    size: int
-    stored_bytes: int
-    dimensions: int
-
-    @property
-    def storage_bytes(self) -> int:
-        """The text and vectors in the records, and the share of the index: an estimate from the caller's own documents,
-        because the size of the shared files would disclose how much others have."""
-        per_chunk = INDEX_BYTES_PER_CHUNK + self.dimensions * INDEX_BYTES_PER_NUMBER
-        return self.stored_bytes + round(self.chunks * per_chunk) + self.tokens * INDEX_BYTES_PER_TOKEN
 
 
 class Knowledge:
@@ -183,15 +161,21 @@ class Knowledge:
         return await self._database.write(write)
 
     async def collections(self, caller: Caller) -> list[CollectionCounts]:
-        return await self._with_catalog(lambda db, catalog: _counts(db, catalog, caller))
+        return await self._with_catalog(lambda db, catalog: counts(db, catalog, caller))
 
     async def collection(self, caller: Caller, name: str) -> CollectionCounts:
         """The collection with this id, address or name; the caller's own takes precedence. Conflict if several have the
         name."""
-        found = await self._with_catalog(lambda db, catalog: _counts(db, catalog, caller, name))
+        found = await self._with_catalog(lambda db, catalog: counts(db, catalog, caller, name))
         if not found:
             raise NotFound(f"There is no collection {name!r}.")
         return found[0]
+
+    async def _own_collection(self, caller: Caller, name: str) -> Collection:
+        """The same, if the caller may change it."""
+        found = (await self.collection(caller, name)).collection
+        _may_change(caller, found.owner, "collection")
+        return found
 
     async def chosen(self, caller: Caller, names: Sequence[str] | None) -> list[Collection]:
         """The collections with these ids, addresses or names, or all that the caller can see."""
@@ -209,8 +193,7 @@ class Knowledge:
 
     async def delete_collection(self, caller: Caller, name: str) -> tuple[int, Erasure]:
         """Delete a collection with its documents; returns how many there were, and how the rest is erased."""
-        found = (await self.collection(caller, name)).collection
-        _may_change(caller, found.owner, "collection")
+        found = await self._own_collection(caller, name)
 
         def write(db: Connection) -> tuple[int, Erasure]:
             erased = Erased(documents=tuple(documents.ids_in(db, found.key)))
@@ -230,8 +213,7 @@ class Knowledge:
         self, caller: Caller, collection: str, arrived: Sequence[NewDocument], chunking: Mapping[str, Any] | None = None
     ) -> str:
         """Accept documents; returns the id of the job that ingests them."""
-        found = (await self.collection(caller, collection)).collection
-        _may_change(caller, found.owner, "collection")
+        found = await self._own_collection(caller, collection)
         if not 1 <= len(arrived) <= MAX_DOCUMENTS:
             raise InvalidQuestion(f"documents holds {len(arrived)}; send 1 to {MAX_DOCUMENTS:,} at once.")
         for number, document in enumerate(arrived):
@@ -446,8 +428,7 @@ class Knowledge:
 
     async def publish(self, caller: Caller, name: str, owner: str, slug: str) -> Collection:
         """Publish a collection as an endpoint; Conflict if another one has its path."""
-        found = (await self.collection(caller, name)).collection
-        _may_change(caller, found.owner, "collection")
+        found = await self._own_collection(caller, name)
         if not await self._database.write(lambda db: collections.publish(db, owner, slug, found.key)):
             path = f"{owner}/{slug}"
             raise Conflict(f"Another collection is published as {path}. Withdraw it: anabranch unpublish {path}")
@@ -455,15 +436,13 @@ class Knowledge:
 
     async def withdraw(self, caller: Caller, name: str, owner: str, slug: str) -> None:
         """Withdraw a collection from where it is published; NotFound if it is not."""
-        found = (await self.collection(caller, name)).collection
-        _may_change(caller, found.owner, "collection")
+        found = await self._own_collection(caller, name)
         if not await self._database.write(lambda db: collections.withdraw(db, owner, slug, found.key)):
             raise NotFound(f"{found.name!r} is not published as {owner}/{slug}.")
 
     async def endpoints(self, caller: Caller, name: str) -> tuple[Collection, list[PublishedEndpoint]]:
         """Where a collection is published, for its owner."""
-        found = (await self.collection(caller, name)).collection
-        _may_change(caller, found.owner, "collection")
+        found = await self._own_collection(caller, name)
         return found, [endpoint for endpoint, one in await self.published() if one.key == found.key]
 
     async def published(self, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
@@ -573,16 +552,6 @@ class Knowledge:
 def check_metadata(metadata: Mapping[str, Any], where: str) -> None:
     if len(msgspec.json.encode(metadata)) > MAX_METADATA:
         raise InvalidQuestion(f"{where} is larger than {MAX_METADATA:,} bytes.")
-
-
-def _counts(db: Connection, catalog: Catalog, caller: Caller, name: str | None = None) -> list[CollectionCounts]:
-    """The collections with this id or name, or all that the caller can see, with their counts."""
-    _, dimensions = documents.embedder(db) or ("", 0)
-    permitted = catalog.permitted(caller)
-    found = catalog.visible(caller, permitted) if name is None else catalog.named((name,), caller, permitted)
-    return [
-        CollectionCounts(collection=one, dimensions=dimensions, **catalog.totals(one.key, permitted)) for one in found
-    ]
 
 
 def _check_permissions(permissions: Permissions | None) -> None:

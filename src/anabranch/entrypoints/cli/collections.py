@@ -42,7 +42,8 @@ from anabranch.entrypoints.cli.terminal import (
     size,
     write_text,
 )
-from anabranch.knowledge.knowledge import CollectionCounts, Knowledge
+from anabranch.knowledge.collection_counts import CollectionCounts
+from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Chunking, Collection, DocumentStatus, StoredDocument
 from anabranch.knowledge.records import collections as records_of_collections
 from anabranch.knowledge.records.erasures import Erasure

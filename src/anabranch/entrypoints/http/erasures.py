@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from anabranch.app.anabranch import Anabranch
-from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.model import Value
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.operations import Call, Operation
@@ -82,8 +81,6 @@ class ErasuresSurface:
 
     async def _erase(self, call: Call[NewErasure]) -> ErasureView:
         request = call.request
-        if (request.document is None) == (request.user is None):
-            raise InvalidQuestion("Name a document or a user, one of the two.")
         knowledge = await self.anabranch.knowledge()
         return await self._view(await knowledge.erase(document=request.document, user=request.user))
 

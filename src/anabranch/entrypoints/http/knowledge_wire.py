@@ -30,7 +30,7 @@ from anabranch.knowledge.model import (
 from anabranch.knowledge.records.collections import PublishedEndpoint
 
 if TYPE_CHECKING:
-    from anabranch.knowledge.knowledge import CollectionCounts
+    from anabranch.knowledge.collection_counts import CollectionCounts
 
 MAX_DEPTH = 20
 # Characters of a document; a millisecond or two.
