@@ -69,16 +69,13 @@ class Catalog:
     def _refresh_collections(self, db: Connection, keys: Sequence[int]) -> None:
         """Read those that have changed: others may have long lists of users. 0 stands for all."""
         if 0 in keys:
-            self.collections = {one.key: one for one in collections.listed(db)}
-        elif keys:
-            found = {one.key: one for one in collections.by_keys(db, keys)}
-            self.collections = {key: one for key, one in self.collections.items() if key not in keys} | found
-            for key in keys:
-                self._readers.remove(key)
-            for one in found.values():
-                self._readers.add(one)
-        if 0 in keys or self._readers.is_sparse:
-            self._readers = CollectionReaders(self.collections.values())
+            self.collections, self._readers = {}, CollectionReaders()
+        for key in keys:
+            if key in self.collections:
+                self._readers.remove(self.collections.pop(key))
+        for one in collections.listed(db) if 0 in keys else collections.by_keys(db, keys):
+            self.collections[one.key] = one
+            self._readers.add(one)
 
     def _store(self, rows: Iterable[Row]) -> None:
         for row in rows:
