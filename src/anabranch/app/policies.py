@@ -1,7 +1,9 @@
 """Admission, rate limits, caches and circuit breakers, in memory or shared by workers through Redis."""
 
 import asyncio
+from collections.abc import Coroutine
 from importlib.metadata import version
+from typing import Any
 
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.configuration.settings import Settings
@@ -43,8 +45,6 @@ class Policies:
             limiter = RedisLimiter(self.redis, local, limit, window_s)
         self.rate_limits = RateLimits(limiter, settings.rate_limit_surfaces if limit else (), telemetry)
         self.resilience = Resilience(Policy.of(settings), clock, telemetry)
-        self._breakers = SharedBreakers(self.redis, self.resilience.upstreams, clock) if self.redis else None
-        self._tending: asyncio.Task[None] | None = None
         limits = self.limits = limits_of(settings)
         self._pace = LoopPace()
         self.gate = AdmissionGate(limits["questions"], telemetry, self._pace)
@@ -54,15 +54,14 @@ class Policies:
             "computations": self.computing.share,
             **{name: Share(limits[name]) for name in ("uploads", "upload_bytes", "response_bytes", "steps")},
         }
-        self._shared_shares = SharedShares(self.redis, self.shares) if self.redis else None
 
-    def start(self) -> None:
-        """Start the background tasks."""
-        self._tending = asyncio.create_task(self._tend())
-        if self._breakers is not None:
-            self._breakers.start()
-        if self._shared_shares is not None:
-            self._shared_shares.start()
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs in the background while questions are answered."""
+        tasks = [self._tend()]
+        if self.redis is not None:
+            tasks.append(SharedBreakers(self.redis, self.resilience.upstreams, self._clock).run())
+            tasks.append(SharedShares(self.redis, self.shares).run())
+        return tasks
 
     async def _tend(self) -> None:
         while True:
@@ -75,13 +74,6 @@ class Policies:
 
     async def close(self) -> None:
         self._pace.close()
-        if self._tending is not None:
-            self._tending.cancel()
-            await asyncio.wait([self._tending])
-        if self._breakers is not None:
-            await self._breakers.close()
-        if self._shared_shares is not None:
-            await self._shared_shares.close()
         if self._far is not None:
             await self._far.settled()
         if self.redis is not None:

@@ -350,17 +350,8 @@ class SharedBreakers:
         self._upstreams = upstreams
         self._clock = clock
         self._published: dict[str, float] = {}
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
             with suppress(RedisGone):
