@@ -157,7 +157,7 @@ def _services(
     return PlannerServices(
         log=kept.log,
         subagents=subagents,
-        breakers=lambda name: policies.resilience.breaker(_named(name), "subagent"),
+        breakers=lambda name: policies.resilience.breaker(_named(name)),
         telemetry=telemetry,
         crumbs=crumbs,
         traces=TelemetryContextStore(policies.cache, settings.stream_ttl),

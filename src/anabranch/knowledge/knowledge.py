@@ -81,8 +81,8 @@ class Knowledge:
         self._erasure_times = erasure_times
         self._limits = OwnerLimits(limits or {})
 
-    async def search(self, query: Query, caller: Caller, source: str | None = None) -> list[Passage]:
-        return (await self.find(query, caller, source)).passages
+    async def search(self, query: Query, caller: Caller) -> list[Passage]:
+        return (await self.find(query, caller)).passages
 
     async def find(self, query: Query, caller: Caller, source: str | None = None) -> SearchHits:
         """The passages, with a hash of all documents that could have been found."""
@@ -463,9 +463,7 @@ class Knowledge:
         """A new API key, and its secret, which is not stored."""
         return await self._database.write(lambda db: key_requests.create(db, request, limits))
 
-    async def rotate_api_key(
-        self, name: str, overlap_s: float, expires_at: float | None = None
-    ) -> tuple[keys.ApiKey, str]:
+    async def rotate_api_key(self, name: str, overlap_s: float, expires_at: float | None) -> tuple[keys.ApiKey, str]:
         """A new secret for an API key, whose last one stays valid for the overlap."""
         return await self._database.write(lambda db: key_requests.rotate(db, name, overlap_s, expires_at))
 
@@ -486,7 +484,7 @@ class Knowledge:
     async def record(self, query: queries.QueryRecord) -> None:
         await self._database.write(lambda db: queries.record(db, query))
 
-    async def turns(self, caller: Caller, conversation: str, limit: int, last: str | None = None) -> list[Turn]:
+    async def turns(self, caller: Caller, conversation: str, limit: int, last: str | None) -> list[Turn]:
         """The last turns of the caller's own conversation, up to the one with the id `last`, if it is given, without
         those whose answers are withheld. Guests have none: they have no identity."""
         if _is_guest(caller):

@@ -293,7 +293,7 @@ class Upstreams:
         found.used = self._clock.monotonic()
         return found
 
-    def state(self, endpoint: Endpoint, role: Role = "source") -> BreakerState:
+    def state(self, endpoint: Endpoint, role: Role) -> BreakerState:
         """The state of an endpoint's circuit; closed if it was not called recently."""
         key = UpstreamKey(endpoint.operator, endpoint.public_only, role, endpoint.kind, endpoint.url, endpoint.slug)
         found = (self._configured if endpoint.operator else self._requested).get(key)

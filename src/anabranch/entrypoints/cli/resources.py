@@ -123,7 +123,7 @@ def index_of(settings: Settings) -> "Generations":
 
 
 @asynccontextmanager
-async def embedding(settings: Settings, *, threads: int = 1) -> AsyncIterator[Embedder]:
+async def embedding(settings: Settings, *, threads: int) -> AsyncIterator[Embedder]:
     async with outbound_for(settings) as out:
         yield embedder_for(settings, out, threads=threads)
 
