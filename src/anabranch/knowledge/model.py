@@ -270,7 +270,6 @@ class JobItem(Value):
     """One document of a job, and its outcome."""
 
     key: int
-    ordinal: int
     document_id: str
     name: str
     status: ItemStatus

@@ -467,7 +467,6 @@ def _item(row: sqlite3.Row) -> JobItem:
     arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
     return JobItem(
         key=row["key"],
-        ordinal=row["ordinal"],
         document_id=row["document_id"],
         name=arrived.filename or arrived.url or arrived.title or "text",
         status=row["status"],
