@@ -93,7 +93,7 @@ def test_a_failed_question_is_not_counted(database: Database) -> None:
     record(database, msgspec.structs.replace(asked("alice", 1), answer=None, outcome="generation_failed"))
     assert count(database, 1) == 0
     found = database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter(collection=1)))
-    assert [one.outcome for one in found] == ["generation_failed"]
+    assert [one.entry.outcome for one in found] == ["generation_failed"]
 
 
 def test_deleting_the_questions_of_a_user_deletes_their_counts(database: Database) -> None:
@@ -149,7 +149,7 @@ def test_ratings_of_one_moment_have_different_positions(database: Database) -> N
 
     database.writing(both)
     found = database.reading(lambda db: logged_queries.listed(db, ALICE, QueryFilter(), rated=True))
-    assert [(entry.id, entry.rated_us) for entry in found] == [(two.id, 2**52 + 1), (one.id, 2**52)]
+    assert [(one.entry.id, one.rated_us) for one in found] == [(two.id, 2**52 + 1), (one.id, 2**52)]
 
 
 # --- earlier versions
@@ -181,8 +181,9 @@ def test_questions_of_an_earlier_version_are_counted_and_listed(tmp_path: Path, 
         assert (count(database, 7), count(database, 7, "alice"), count(database, 7, "bob")) == (3, 3, 0)
         database.writing(lambda db: queries.forget(db, 7))
         assert count(database, 7) == 3
-        (entry,) = database.reading(lambda db: logged_queries.listed(db, ALICE, QueryFilter()))
-    assert (entry.id, entry.question, entry.outcome, entry.rating) == ("new", "Before?", "answered", "thumbs_up")
+        (found,) = database.reading(lambda db: logged_queries.listed(db, ALICE, QueryFilter()))
+    entry = found.entry
+    assert (entry.id, entry.query, entry.outcome, entry.rating) == ("new", "Before?", "answered", "thumbs_up")
     assert (entry.surface, entry.settings, entry.filters, entry.variants) == (None, {"top_k": 5}, None, ())
 
 
@@ -217,7 +218,7 @@ def test_answers_of_the_version_before_verdicts_are_listed_without(tmp_path: Pat
     with closing(Database.open(tmp_path)) as database:
         database.writing(lambda db: queries.record(db, new))
         found = database.reading(lambda db: logged_queries.listed(db, ALICE, QueryFilter()))
-    assert [(one.id, one.faithfulness, one.verdicts) for one in found] == [
+    assert [(one.entry.id, one.entry.faithfulness, one.entry.verdicts) for one in found] == [
         ("new", 0.5, {"supported": 1, "partly": 2}),
         ("old", 1.0, None),
     ]
@@ -228,12 +229,12 @@ def test_feedback_and_outcomes_of_an_earlier_version_are_found(tmp_path: Path, v
     old_records(tmp_path, version).close()
     with closing(Database.open(tmp_path)) as database:
         rated = database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter(), rated=True))
-        assert [(one.id, one.rated_us) for one in rated] == [
+        assert [(one.entry.id, one.rated_us) for one in rated] == [
             ("new", round(MIDNIGHT * 1_000_000)),
             ("too old", round((MIDNIGHT - 30 * DAY_S) * 1_000_000)),
         ]
         refused = database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter(outcome="refused")))
-        assert [one.id for one in refused] == ["old"]
+        assert [one.entry.id for one in refused] == ["old"]
         found = database.reading(lambda db: logged_queries.detail(db, ALICE, "old"))
     assert found is not None
     assert (found.answer, found.withheld, found.passages) == ("That.", False, ())

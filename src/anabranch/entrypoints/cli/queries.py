@@ -181,7 +181,7 @@ def export(file: Path | None, force: bool, settings: Settings, **given: Any) -> 
 
     def part(last: LoggedAnswer | None, db: Connection) -> list[LoggedAnswer]:
         entries = logged_queries.listed(db, OPERATOR, wanted, None if last is None else last.query.key, PAGE)
-        details = (logged_queries.detail(db, OPERATOR, one.id) for one in entries)
+        details = (logged_queries.detail(db, OPERATOR, one.entry.id) for one in entries)
         return [one for one in details if one is not None]
 
     found = exported(settings, "queries.exported", part) if settings.query_log_days else ()

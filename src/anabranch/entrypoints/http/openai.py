@@ -298,7 +298,7 @@ class OpenAISurface(AnswerSurface):
         if knowledge is None:
             raise NotFound("Nothing is stored.")
         found = await knowledge.logged_query(call.caller, identifier)
-        if found.query.user != asker(call.caller):
+        if found.query.entry.user != (asker(call.caller) or None):
             raise NotFound("It was asked by another caller.")
         return found
 
@@ -306,7 +306,7 @@ class OpenAISurface(AnswerSurface):
         """The conversation of a response of the caller's own, and its turns."""
         identifier = response.removeprefix(RESPONSE_ID)
         try:
-            conversation = (await self._logged(call, identifier)).query.conversation
+            conversation = (await self._logged(call, identifier)).query.entry.conversation_id
             if conversation is None:
                 raise NotFound("It belongs to no conversation.")
         except NotFound:

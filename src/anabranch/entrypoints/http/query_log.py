@@ -34,7 +34,6 @@ from anabranch.entrypoints.http.v1_operations import (
 from anabranch.entrypoints.logged_queries import (
     FeedbackEntry,
     QueryDetail,
-    QueryEntry,
     feedback_entry,
     query_detail,
     query_entry,
@@ -42,7 +41,7 @@ from anabranch.entrypoints.logged_queries import (
 )
 from anabranch.knowledge.model import Caller, Rating
 from anabranch.knowledge.records.database import made_at
-from anabranch.knowledge.records.logged_queries import LoggedQuery, QueryFilter
+from anabranch.knowledge.records.logged_queries import LoggedQuery, QueryEntry, QueryFilter
 
 MAX_MS = 86_400_000
 RECENT_S = 2.0

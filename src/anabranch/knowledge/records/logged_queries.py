@@ -2,19 +2,22 @@
 
 import sqlite3
 from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from anabranch.domain.model import Scores, Value
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Rating
 from anabranch.knowledge.records.database import as_json
-from anabranch.knowledge.records.queries import ASKED_WITHIN, OWN, WITHIN, QuotedChunk, own_to, readable_user
+from anabranch.knowledge.records.queries import ASKED_WITHIN, OWN, WITHIN, LoggedCitation, own_to, readable_user
 from anabranch.knowledge.records.visibility import VISIBLE, collections_of, visible_to
 
 # How many turns of a conversation a model reads with a question.
 MAX_TURNS = 5
+MAX_SNIPPET = 200
 
 
 class QueryFilter(Value):
@@ -32,46 +35,54 @@ class QueryFilter(Value):
     slower_than_ms: int | None = None
 
 
-class LoggedQuery(Value):
-    """An entry of the query log, without its answer. `key` is its position in the log, `rated_us` in the feedback.
-    `question` is empty if it was not kept; entries of version 0.1.0 have no surface and no settings. `rewritten` and
-    `variants` are empty if they may repeat an answer that is withheld. `verdicts` counts the sentences of a verified
-    answer."""
+class QueryEntry(Value):
+    """A question in the query log. `query` is null if its text was not kept; `outcome` is `answered`, `refused` or the
+    code of an error. `rewritten_query` is null and `variants` empty if they may repeat an answer that is withheld.
+    `faithfulness` is the share of the answer's sentences that its sources support, and `verdicts` how many have each
+    verdict; null if they were not checked. `user` is sent to operators only: null is the operator on this machine."""
 
-    key: int
     id: str
-    user: str
-    created_at: float
+    created_at: datetime
     surface: str | None
-    conversation: str | None
-    question: str
-    rewritten: str | None
+    conversation_id: str | None
+    query: str | None
+    rewritten_query: str | None
     variants: tuple[str, ...]
-    filters: Any
-    settings: dict[str, Any]
     outcome: str | None
     refused: bool
-    retrieval_ms: int
-    latency_ms: int
+    rating: Rating | None
+    comment: str | None
     model: str | None
     input_tokens: int
     output_tokens: int
-    rating: Rating | None
-    comment: str | None
-    rated_us: int | None
+    latency_ms: int
+    retrieval_ms: int
+    settings: dict[str, Any]
+    filters: dict[str, Any] | None
     faithfulness: float | None
     verdicts: dict[str, int] | None
+    user: str | UnsetType | None = UNSET
+
+
+class LoggedQuery(Value):
+    """An entry with its position in the log (`key`) and in the feedback (`rated_us`); `shared`: others may read it.
+    Entries of version 0.1.0 have no surface and no settings."""
+
+    key: int
+    rated_us: int | None
     shared: bool
+    entry: QueryEntry
 
 
-class RetrievedPassage(Value):
-    """A passage that was found for a question. `text` is None if its document has a new version."""
+class LoggedPassage(Value):
+    """A passage that was found for a logged question, with its scores. `content_snippet` is null if its document has a
+    new version."""
 
     rank: int
-    chunk: str
-    document: str
+    chunk_id: str
+    document_id: str
     title: str
-    text: str | None
+    content_snippet: str | None
     scores: Scores
 
 
@@ -83,8 +94,8 @@ class LoggedAnswer(Value):
     query: LoggedQuery
     answer: str | None
     withheld: bool
-    citations: tuple[QuotedChunk, ...]
-    passages: tuple[RetrievedPassage, ...]
+    citations: tuple[LoggedCitation, ...]
+    passages: tuple[LoggedPassage, ...]
     relevance: float | None
     sentences: tuple[SentenceView, ...] | None
     own: bool
@@ -211,13 +222,13 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
         answer=None if withheld else row["answer"],
         withheld=withheld,
         citations=tuple(
-            QuotedChunk(
+            LoggedCitation(
                 citation_index=one["citation_index"],
-                chunk=one["chunk"],
-                document=one["document"],
-                text=one["quoted"],
-                start=one["start_char"],
-                end=one["end_char"],
+                chunk_id=one["chunk"],
+                document_id=one["document"],
+                quoted_text=one["quoted"],
+                start_char=one["start_char"],
+                end_char=one["end_char"],
             )
             for one in quotes
             if one["document"] in visible
@@ -244,21 +255,21 @@ def _shared_with(db: sqlite3.Connection, caller: Caller, row: sqlite3.Row) -> bo
     )
 
 
-def _for_others(entry: LoggedQuery) -> LoggedQuery:
+def _for_others(found: LoggedQuery) -> LoggedQuery:
     """What an entry says to those with whom it is shared: nothing about its conversation, no feedback, and not
     what was chosen to be searched: that may name collections which they may not see."""
-    return msgspec.structs.replace(
-        entry,
-        user="",
-        conversation=None,
-        rewritten=None,
+    entry = msgspec.structs.replace(
+        found.entry,
+        user=UNSET,
+        conversation_id=None,
+        rewritten_query=None,
         variants=(),
         rating=None,
         comment=None,
-        rated_us=None,
         filters=None,
         settings={},
     )
+    return msgspec.structs.replace(found, rated_us=None, entry=entry)
 
 
 def _stored_sentences(db: sqlite3.Connection, identifier: str) -> tuple[SentenceView, ...] | None:
@@ -289,40 +300,38 @@ def _turns_before(db: sqlite3.Connection, row: sqlite3.Row) -> list[str]:
 
 
 def _entry(row: sqlite3.Row, *, rewriting: bool) -> LoggedQuery:
-    return LoggedQuery(
-        key=row["key"],
+    entry = QueryEntry(
         id=row["id"],
-        user=row["user"],
-        created_at=row["created_at"],
+        created_at=datetime.fromtimestamp(row["created_at"], UTC),
         surface=row["surface"],
-        conversation=row["conversation"],
-        question=row["original"],
-        rewritten=row["rewritten"] if rewriting else None,
+        conversation_id=row["conversation"],
+        query=row["original"] or None,
+        rewritten_query=row["rewritten"] if rewriting else None,
         variants=tuple(msgspec.json.decode(row["variants"])) if rewriting else (),
-        filters=msgspec.json.decode(row["filters"]),
-        settings={"top_k": row["top_k"], **(msgspec.json.decode(row["settings"] or "null") or {})},
         outcome=row["outcome"],
         refused=bool(row["refused"]),
-        retrieval_ms=row["retrieval_ms"],
-        latency_ms=row["latency_ms"],
+        rating=row["feedback"],
+        comment=row["comment"],
         model=row["model"],
         input_tokens=row["input_tokens"] or 0,
         output_tokens=row["output_tokens"] or 0,
-        rating=row["feedback"],
-        comment=row["comment"],
-        rated_us=row["rated_us"],
+        latency_ms=row["latency_ms"],
+        retrieval_ms=row["retrieval_ms"],
+        settings={"top_k": row["top_k"], **(msgspec.json.decode(row["settings"] or "null") or {})},
+        filters=msgspec.json.decode(row["filters"]),
         faithfulness=row["faithfulness"],
         verdicts=msgspec.json.decode(row["verdicts"] or "null"),
-        shared=bool(row["shared"]),
+        user=row["user"] or None,
     )
+    return LoggedQuery(key=row["key"], rated_us=row["rated_us"], shared=bool(row["shared"]), entry=entry)
 
 
-def _passage(row: sqlite3.Row) -> RetrievedPassage:
-    return RetrievedPassage(
+def _passage(row: sqlite3.Row) -> LoggedPassage:
+    return LoggedPassage(
         rank=row["rank"],
-        chunk=row["chunk"],
-        document=row["document"],
+        chunk_id=row["chunk"],
+        document_id=row["document"],
         title=row["title"],
-        text=row["text"],
+        content_snippet=None if row["text"] is None else row["text"][:MAX_SNIPPET],
         scores=Scores(dense=row["dense"], sparse=row["sparse"], fused=row["fused"], rerank=row["rerank"]),
     )

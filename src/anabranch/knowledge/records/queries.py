@@ -24,15 +24,16 @@ GUEST = "(guest)"
 MAX_SENTENCES_BYTES = 200_000
 
 
-class QuotedChunk(Value):
-    """Words of a chunk; `start` and `end` are their offsets in the document, which old entries do not have."""
+class LoggedCitation(Value):
+    """A citation of a logged answer; `start_char` and `end_char` are offsets in the document as it was then. They are
+    null if an earlier version has logged it."""
 
     citation_index: int
-    chunk: str
-    document: str
-    text: str
-    start: int | None = None
-    end: int | None = None
+    chunk_id: str
+    document_id: str
+    quoted_text: str
+    start_char: int | None
+    end_char: int | None
 
 
 class QueryRecord(Value):
@@ -48,7 +49,7 @@ class QueryRecord(Value):
     refused: bool = False
     model: str | None = None
     found: tuple[Passage, ...] = ()
-    quotes: tuple[QuotedChunk, ...] = ()
+    quotes: tuple[LoggedCitation, ...] = ()
     collections: tuple[int, ...] | None = None
     input_tokens: int = 0
     output_tokens: int = 0
@@ -175,7 +176,16 @@ def _record_answer(db: sqlite3.Connection, query: QueryRecord, now: float) -> No
     db.executemany(
         "INSERT INTO citations VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            (query.id, ordinal, quote.citation_index, quote.chunk, quote.document, quote.text, quote.start, quote.end)
+            (
+                query.id,
+                ordinal,
+                quote.citation_index,
+                quote.chunk_id,
+                quote.document_id,
+                quote.quoted_text,
+                quote.start_char,
+                quote.end_char,
+            )
             for ordinal, quote in enumerate(query.quotes)
         ),
     )
