@@ -22,6 +22,7 @@ from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
 from anabranch.knowledge.model import (
     Caller,
     Chunking,
+    ChunkView,
     Collection,
     CollectionSettings,
     DefaultVisibility,
@@ -31,7 +32,6 @@ from anabranch.knowledge.model import (
     NewDocument,
     Permissions,
     Rating,
-    StoredChunk,
     StoredDocument,
 )
 from anabranch.knowledge.owner_limits import OwnerLimits
@@ -271,10 +271,10 @@ class Knowledge:
 
         return await self._database.read(read)
 
-    async def chunks(self, caller: Caller, name: str, begin: int, limit: int) -> tuple[list[StoredChunk], int]:
+    async def chunks(self, caller: Caller, name: str, begin: int, limit: int) -> tuple[list[ChunkView], int]:
         """The chunks of the document with this id, file name or title from an index on, and how many it has."""
 
-        def read(db: Connection) -> tuple[list[StoredChunk], int]:
+        def read(db: Connection) -> tuple[list[ChunkView], int]:
             found = lookup.find(db, caller, name)
             return documents.chunks_of(db, found.id, begin, limit), found.chunk_count if found.searchable else 0
 

@@ -348,7 +348,7 @@ class KnowledgeSurface:
         found, total = await knowledge.chunks(call.caller, call.params["document"], begin, limit)
         more = begin + len(found) < total and bool(found)
         return wire.ChunkPage(
-            chunks=[wire.chunk(one) for one in found],
+            chunks=found,
             total=total,
             has_more=more,
             next=cursors.sealed(begin + len(found)) if more else None,

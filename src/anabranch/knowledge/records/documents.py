@@ -10,7 +10,7 @@ import msgspec
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Embedding
-from anabranch.knowledge.model import Caller, DocumentDraft, Erased, Permissions, Piece, StoredChunk, StoredDocument
+from anabranch.knowledge.model import Caller, ChunkView, DocumentDraft, Erased, Permissions, Piece, StoredDocument
 from anabranch.knowledge.records import attributes, audit, changes
 from anabranch.knowledge.records.database import as_json, new_id
 from anabranch.knowledge.records.facts import fact, forget_fact, set_fact
@@ -374,7 +374,7 @@ def chunk_types(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[in
     return _pairs(db, "SELECT key, kind FROM chunks WHERE key > ? ORDER BY key LIMIT ?", after, limit)
 
 
-def chunks_of(db: sqlite3.Connection, identifier: str, begin: int, limit: int) -> list[StoredChunk]:
+def chunks_of(db: sqlite3.Connection, identifier: str, begin: int, limit: int) -> list[ChunkView]:
     """The chunks of a document from an index on, in their order; none if no version of it is stored."""
     found = db.execute(
         "SELECT chunks.*, chunks.key - first_chunk AS at FROM documents JOIN chunks "
@@ -383,13 +383,13 @@ def chunks_of(db: sqlite3.Connection, identifier: str, begin: int, limit: int) -
         {"id": identifier, "begin": begin, "limit": limit},
     )
     return [
-        StoredChunk(
+        ChunkView(
             id=row["id"],
             index=row["at"],
-            start=row["start_char"],
-            end=row["end_char"],
+            start_char=row["start_char"],
+            end_char=row["end_char"],
             tokens=row["tokens"],
-            kind=row["kind"],
+            type=row["kind"],
             headers=tuple(msgspec.json.decode(row["headers"])),
             page=row["page"],
             text=row["text"],
