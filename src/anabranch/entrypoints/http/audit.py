@@ -1,15 +1,13 @@
 """The audit log under /v1/audit, for operators."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-from starlette.types import Scope
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.domain.audit import AuditFilter, AuditRecord
-from anabranch.domain.errors import Forbidden
 from anabranch.domain.model import Value
-from anabranch.entrypoints.http.access import MAKE_KEY, Access
+from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.openapi import parameter
 from anabranch.entrypoints.http.operations import Call, Operation
 from anabranch.entrypoints.http.v1_operations import (
@@ -24,7 +22,6 @@ from anabranch.entrypoints.http.v1_operations import (
     url_parameters,
 )
 from anabranch.entrypoints.logged_queries import seconds_of
-from anabranch.knowledge.model import Caller
 
 
 class AuditPage(Value):
@@ -52,7 +49,7 @@ class AuditSurface:
             operation(
                 *("GET", "/v1/audit", "list_audit", "List records of the audit log", self._records, AuditPage),
                 scope="admin",
-                identify=self._operator,
+                identify=partial(self.access.operator, "the audit log"),
                 errors=(403,),
                 parameters=(
                     *PAGE,
@@ -62,12 +59,6 @@ class AuditSurface:
                 ),
             )
         ]
-
-    async def _operator(self, scope: Scope) -> Caller:
-        caller = await self.access.caller(scope)
-        if not caller.operator:
-            raise Forbidden(f"Only the operator may read the audit log. {MAKE_KEY}")
-        return caller
 
     async def _records(self, call: Call[None]) -> AuditPage:
         given = url_parameters(call, AuditParameters)
