@@ -11,7 +11,7 @@ import pytest
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Embedding, Filters, Query
 from anabranch.knowledge.model import Caller, NewDocument, Permissions
-from anabranch.knowledge.records import documents, jobs
+from anabranch.knowledge.records import attributes, jobs
 from anabranch.testing import FakeEmbedder
 from support.knowledge_fixtures import ALICE, BOB, GUEST, OPERATOR, Workshop, text, workshop
 
@@ -367,6 +367,6 @@ async def test_search_agrees_with_the_records_after_random_changes(tmp_path: Pat
 
 
 async def test_number_of_metadata_attributes_is_limited(shop: Workshop) -> None:
-    assert len(documents.attributes({f"k{n}": n for n in range(1_000)})) <= documents.MAX_ATTRIBUTES
+    assert len(attributes.of({f"k{n}": n for n in range(1_000)})) <= attributes.MAX_ATTRIBUTES
     with pytest.raises(InvalidQuestion, match="larger"):
         await shop.put("Herons eat fish.", metadata={"blob": "x" * 100_000})

@@ -41,13 +41,18 @@ def test_a_class_permits_whom_its_permissions_permit(
     collections = {1: collection(1, *theirs), 2: collection(2, "bob", Permissions(visibility="private"))}
     classes = PermissionClasses()
     numbers = [classes.number(*one) for one in documents]
-    readers = CollectionReaders(collections.values()).permitting(caller)
-    assert readers == {key for key, one in collections.items() if one.permits(caller)}
-    permitted = classes.permitted(caller, readers)
+    readers = CollectionReaders()
+    for one in collections.values():
+        readers.add(one)
+    readable = readers.permitting(caller)
+    assert readable == {key for key, one in collections.items() if one.permits(caller)}
+    permitted = classes.permitted(caller, readable)
     for (owner, permissions, where), number in zip(documents, numbers, strict=True):
         followed = collections.get(where) if permissions == FOLLOWS_COLLECTION else None
         expected = permissions.permits(caller, owner) or (followed is not None and followed.permits(caller))
         assert permitted[number] == expected, (owner, permissions, where)
+    readers.remove(collections[1])
+    assert readers.permitting(caller) == readable - {1}
 
 
 def test_classes_that_no_document_has_are_forgotten() -> None:

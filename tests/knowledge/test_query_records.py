@@ -11,9 +11,10 @@ import pytest
 
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import collections, queries
+from anabranch.knowledge.records import collections, logged_queries, queries
 from anabranch.knowledge.records.database import NAME, Database, connect, migrate, new_id
-from anabranch.knowledge.records.queries import DAY_S, QueryFilter, QueryRecord
+from anabranch.knowledge.records.logged_queries import QueryFilter
+from anabranch.knowledge.records.queries import DAY_S, QueryRecord
 from anabranch.knowledge.records.schema import MIGRATIONS
 from support.knowledge_fixtures import ALICE, BOB, OPERATOR, query_record
 
@@ -85,14 +86,14 @@ def test_the_count_does_not_depend_on_how_long_questions_are_kept(database: Data
 def test_a_question_that_is_not_kept_is_only_counted(database: Database) -> None:
     record(database, msgspec.structs.replace(asked("alice", 1), kept=False))
     assert count(database, 1) == 1
-    assert database.reading(lambda db: queries.listed(db, OPERATOR, QueryFilter())) == []
+    assert database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter())) == []
 
 
 def test_a_failed_question_is_not_counted(database: Database) -> None:
     record(database, msgspec.structs.replace(asked("alice", 1), answer=None, outcome="generation_failed"))
     assert count(database, 1) == 0
-    found = database.reading(lambda db: queries.listed(db, OPERATOR, QueryFilter(collection=1)))
-    assert [one.outcome for one in found] == ["generation_failed"]
+    found = database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter(collection=1)))
+    assert [one.entry.outcome for one in found] == ["generation_failed"]
 
 
 def test_deleting_the_questions_of_a_user_deletes_their_counts(database: Database) -> None:
@@ -128,7 +129,7 @@ def test_a_page_is_read_in_the_order_of_an_index(database: Database, caller: Cal
     def plan(db: sqlite3.Connection) -> list[str]:
         statements: list[str] = []
         db.set_trace_callback(statements.append)
-        queries.listed(db, caller, QueryFilter(), 10**16, rated=rated)
+        logged_queries.listed(db, caller, QueryFilter(), 10**16, rated=rated)
         db.set_trace_callback(None)
         return [row["detail"] for row in db.execute(f"EXPLAIN QUERY PLAN {statements[-1]}")]
 
@@ -147,8 +148,8 @@ def test_ratings_of_one_moment_have_different_positions(database: Database) -> N
             db.execute("UPDATE responses SET rated_us = ? WHERE query = ?", (2**52, one.id))
 
     database.writing(both)
-    found = database.reading(lambda db: queries.listed(db, ALICE, QueryFilter(), rated=True))
-    assert [(entry.id, entry.rated_us) for entry in found] == [(two.id, 2**52 + 1), (one.id, 2**52)]
+    found = database.reading(lambda db: logged_queries.listed(db, ALICE, QueryFilter(), rated=True))
+    assert [(one.entry.id, one.rated_us) for one in found] == [(two.id, 2**52 + 1), (one.id, 2**52)]
 
 
 # --- earlier versions
@@ -180,8 +181,9 @@ def test_questions_of_an_earlier_version_are_counted_and_listed(tmp_path: Path, 
         assert (count(database, 7), count(database, 7, "alice"), count(database, 7, "bob")) == (3, 3, 0)
         database.writing(lambda db: queries.forget(db, 7))
         assert count(database, 7) == 3
-        (entry,) = database.reading(lambda db: queries.listed(db, ALICE, QueryFilter()))
-    assert (entry.id, entry.question, entry.outcome, entry.rating) == ("new", "Before?", "answered", "thumbs_up")
+        (found,) = database.reading(lambda db: logged_queries.listed(db, ALICE, QueryFilter()))
+    entry = found.entry
+    assert (entry.id, entry.query, entry.outcome, entry.rating) == ("new", "Before?", "answered", "thumbs_up")
     assert (entry.surface, entry.settings, entry.filters, entry.variants) == (None, {"top_k": 5}, None, ())
 
 
@@ -215,8 +217,8 @@ def test_answers_of_the_version_before_verdicts_are_listed_without(tmp_path: Pat
     )
     with closing(Database.open(tmp_path)) as database:
         database.writing(lambda db: queries.record(db, new))
-        found = database.reading(lambda db: queries.listed(db, ALICE, QueryFilter()))
-    assert [(one.id, one.faithfulness, one.verdicts) for one in found] == [
+        found = database.reading(lambda db: logged_queries.listed(db, ALICE, QueryFilter()))
+    assert [(one.entry.id, one.entry.faithfulness, one.entry.verdicts) for one in found] == [
         ("new", 0.5, {"supported": 1, "partly": 2}),
         ("old", 1.0, None),
     ]
@@ -226,14 +228,14 @@ def test_answers_of_the_version_before_verdicts_are_listed_without(tmp_path: Pat
 def test_feedback_and_outcomes_of_an_earlier_version_are_found(tmp_path: Path, version: int) -> None:
     old_records(tmp_path, version).close()
     with closing(Database.open(tmp_path)) as database:
-        rated = database.reading(lambda db: queries.listed(db, OPERATOR, QueryFilter(), rated=True))
-        assert [(one.id, one.rated_us) for one in rated] == [
+        rated = database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter(), rated=True))
+        assert [(one.entry.id, one.rated_us) for one in rated] == [
             ("new", round(MIDNIGHT * 1_000_000)),
             ("too old", round((MIDNIGHT - 30 * DAY_S) * 1_000_000)),
         ]
-        refused = database.reading(lambda db: queries.listed(db, OPERATOR, QueryFilter(outcome="refused")))
-        assert [one.id for one in refused] == ["old"]
-        found = database.reading(lambda db: queries.detail(db, ALICE, "old"))
+        refused = database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter(outcome="refused")))
+        assert [one.entry.id for one in refused] == ["old"]
+        found = database.reading(lambda db: logged_queries.detail(db, ALICE, "old"))
     assert found is not None
     assert (found.answer, found.withheld, found.passages) == ("That.", False, ())
 
@@ -250,14 +252,14 @@ def test_entries_of_the_version_before_sharing_are_read_and_can_be_shared(tmp_pa
         db.execute("INSERT INTO retrievals VALUES ('old', 1, 'c', 'd', 1, 1, 1, 1)")
         db.execute("INSERT INTO citations VALUES ('old', 0, 1, 'c', 'd', 'That.')")
     with closing(Database.open(tmp_path)) as database:
-        found = database.reading(lambda db: queries.detail(db, ALICE, "old"))
+        found = database.reading(lambda db: logged_queries.detail(db, ALICE, "old"))
         assert found is not None
         assert (found.query.shared, found.sentences, found.withheld, found.own) == (False, None, True, True)
         assert database.writing(lambda db: queries.share(db, ALICE, "old", shared=True))
-        found = database.reading(lambda db: queries.detail(db, ALICE, "old"))
+        found = database.reading(lambda db: logged_queries.detail(db, ALICE, "old"))
         assert found is not None
         assert found.query.shared
-        assert database.reading(lambda db: queries.detail(db, BOB, "old")) is None, "its document is gone"
+        assert database.reading(lambda db: logged_queries.detail(db, BOB, "old")) is None, "its document is gone"
 
 
 @pytest.mark.parametrize(("length", "kept"), [(100, True), (queries.MAX_SENTENCES_BYTES, False)])
@@ -267,7 +269,7 @@ def test_very_long_lists_of_sentences_are_not_kept(database: Database, length: i
     )
     one = msgspec.structs.replace(asked("alice"), sentences=(sentence,))
     record(database, one)
-    found = database.reading(lambda db: queries.detail(db, ALICE, one.id))
+    found = database.reading(lambda db: logged_queries.detail(db, ALICE, one.id))
     assert found is not None
     assert found.sentences == ((sentence,) if kept else None)
 
@@ -282,5 +284,5 @@ def test_guests_neither_share_nor_read_what_is_shared(database: Database) -> Non
         return [mine, *(queries.share(db, by, of_guest.id, shared=True) for by in (Caller(), named_guest))]
 
     assert database.writing(shared) == [True, False, False]
-    read = database.reading(lambda db: [queries.detail(db, by, one.id) for by in (BOB, Caller(), named_guest)])
+    read = database.reading(lambda db: [logged_queries.detail(db, by, one.id) for by in (BOB, Caller(), named_guest)])
     assert [found is not None for found in read] == [True, False, False]

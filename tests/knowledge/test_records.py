@@ -7,6 +7,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
@@ -16,7 +17,7 @@ import pytest
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.rights import Rights
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import backup, documents, keys, queries
+from anabranch.knowledge.records import backup, documents, keys, logged_queries, queries
 from anabranch.knowledge.records.database import (
     NAME,
     RETRIES,
@@ -28,6 +29,7 @@ from anabranch.knowledge.records.database import (
     migrate,
     new_id,
 )
+from anabranch.knowledge.records.logged_queries import QueryFilter
 from anabranch.knowledge.records.schema import KEY_RIGHTS, MIGRATIONS
 from support.knowledge_fixtures import OPERATOR, workshop
 
@@ -266,10 +268,10 @@ def test_a_restricted_key_reads_only_questions_asked_with_keys_restricted_at_lea
         for name, within in (("all", None), ("one", (1,)), ("both", (1, 2))):
             asked = queries.QueryRecord(id=name, user="alice", original="?", top_k=1, key_collections=within)
             database.writing(lambda db, asked=asked: queries.record(db, asked))  # type: ignore[misc]
-        seen = {
-            within: {one.id for one in database.reading(lambda db, c=c: queries.listed(db, c, queries.QueryFilter()))}  # type: ignore[misc]
-            for within, c in {(): caller(), (1,): caller(1), (2,): caller(2), (1, 2): caller(1, 2)}.items()
-        }
+        seen: dict[tuple[int, ...], set[str]] = {}
+        for chosen in ((), (1,), (2,), (1, 2)):
+            found = database.reading(partial(logged_queries.listed, caller=caller(*chosen), wanted=QueryFilter()))
+            seen[chosen] = {one.entry.id for one in found}
     assert seen == {(): {"all", "one", "both"}, (1,): {"one"}, (2,): set(), (1, 2): {"one", "both"}}
 
 
@@ -286,6 +288,11 @@ def test_api_keys_are_stored_as_hashes_and_can_be_revoked(tmp_path: Path) -> Non
     database.close()
 
 
+QUOTE = queries.LoggedCitation(
+    citation_index=1, chunk_id="c", document_id="d", quoted_text="words", start_char=None, end_char=None
+)
+
+
 def asked(user: str, **more: object) -> queries.QueryRecord:
     return queries.QueryRecord(
         id=new_id(),
@@ -295,7 +302,7 @@ def asked(user: str, **more: object) -> queries.QueryRecord:
         refused=False,
         model="extractive",
         found=(),
-        quotes=(queries.QuotedChunk(citation_index=1, chunk="c", document="d", text="words"),),
+        quotes=(QUOTE,),
         collections=(1,),
         top_k=10,
         input_tokens=1,
@@ -311,7 +318,7 @@ def test_query_log_belongs_to_its_user_and_can_be_deleted(tmp_path: Path) -> Non
     hers, his = asked("alice"), asked("bob")
     for one in (hers, his):
         database.writing(lambda db, one=one: queries.record(db, one))  # type: ignore[misc]
-    assert len(database.reading(lambda db: queries.turns(db, Caller(user="alice"), "talk", 5))) == 1
+    assert len(database.reading(lambda db: logged_queries.turns(db, Caller(user="alice"), "talk", 5))) == 1
     bob = Caller(user="bob")
     assert not database.writing(lambda db: queries.rate(db, hers.id, bob, "thumbs_up", None))
     assert database.writing(lambda db: queries.rate(db, his.id, bob, "thumbs_up", None))

@@ -56,6 +56,17 @@ async def accustomed(bench: Bench, times: int = MIN_LATENCIES, usual_s: float = 
         assert await source.search(QUERY, bench.context()) == GOOD
 
 
+async def is_asked_alone(bench: Bench) -> None:
+    """However slow the first is, its alternate is not asked."""
+    slow, other = Held(), Held()
+    search = asyncio.create_task(double(bench, slow, other).search(QUERY, bench.context()))
+    await until(lambda: slow.asked)
+    await turns()
+    assert not other.asked
+    slow.reply(GOOD)
+    assert await search == GOOD
+
+
 def hedges(bench: Bench) -> list[bool]:
     return [signal.won for signal in bench.telemetry.signals if isinstance(signal, Hedged)]
 
@@ -119,13 +130,7 @@ async def test_a_failed_alternate_is_ignored_and_a_failed_source_is_replaced() -
 async def test_the_alternate_is_not_called_before_the_p95_nor_without_one(known: int, usual_s: float) -> None:
     bench = Bench(Policy(window_s=100_000))
     await accustomed(bench, known, usual_s)
-    slow, other = Held(), Held()
-    search = asyncio.create_task(double(bench, slow, other).search(QUERY, bench.context()))
-    await until(lambda: slow.asked)
-    await turns()
-    assert not other.asked
-    slow.reply(GOOD)
-    assert await search == GOOD
+    await is_asked_alone(bench)
 
 
 @pytest.mark.parametrize("known", [0, MIN_LATENCIES], ids=["p95 unknown", "p95 known"])
@@ -161,13 +166,7 @@ async def test_hedged_calls_stay_within_the_retry_budget() -> None:
     bench.clock.advance(60)
     for _ in range(2):
         assert await double(bench, Held(), FakeSource(OTHER)).search(QUERY, bench.context()) == OTHER
-    slow, other = Held(), Held()
-    search = asyncio.create_task(double(bench, slow, other).search(QUERY, bench.context()))
-    await until(lambda: slow.asked)
-    await turns()
-    assert not other.asked
-    slow.reply(GOOD)
-    assert await search == GOOD
+    await is_asked_alone(bench)
 
 
 async def test_cancelling_a_hedged_search_cancels_both_calls() -> None:

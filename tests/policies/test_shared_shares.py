@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.app.background import background
 from anabranch.domain.errors import LimitReached
 from anabranch.domain.shares import Claimant, Limit
 from anabranch.policies.shared_shares import KEY, MAX_CALLERS, SharedShares
@@ -67,13 +68,12 @@ async def test_while_redis_is_gone_each_worker_has_its_own_limit(valkey: Valkey)
 async def test_a_worker_that_leaves_or_that_wrote_nonsense_counts_for_nothing(valkey: Valkey) -> None:
     one, two = Worker(valkey.url), Worker(valkey.url)
     one.steps.enter(caller=ADA)
-    one.shared.start()
-    await one.shared.exchange()
-    await two.redis.execute("HSET", KEY, "another", "999999999999999{}")
-    await two.redis.execute("HSET", KEY, "a third", f"{await _now(two.redis):015d}no JSON")
-    await two.shared.exchange()
-    assert two.steps.usage(ADA).held == 1
-    await one.shared.close()
+    async with background(one.shared.run()):
+        await one.shared.exchange()
+        await two.redis.execute("HSET", KEY, "another", "999999999999999{}")
+        await two.redis.execute("HSET", KEY, "a third", f"{await _now(two.redis):015d}no JSON")
+        await two.shared.exchange()
+        assert two.steps.usage(ADA).held == 1
     await two.shared.exchange()
     assert two.steps.usage(ADA).held == 0
     await asyncio.gather(one.redis.close(), two.redis.close())

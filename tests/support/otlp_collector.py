@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from anabranch.testing.http_server import HttpServer
@@ -61,12 +62,17 @@ class Collector(HttpServer):
         if self.refuse:
             self.refuse -= 1
             return web.Response(status=503)
-        sent = ExportTraceServiceRequest.FromString(body)
-        for of_resource in sent.resource_spans:
-            self.resource = {pair.key: pair.value.string_value for pair in of_resource.resource.attributes}
-            self.spans += [_received(span) for scope in of_resource.scope_spans for span in scope.spans]
+        self.collect(body)
         self._changed.set()
         return web.Response(body=b"", headers={"Content-Type": "application/x-protobuf"})
+
+    def collect(self, body: bytes) -> None:
+        for of_resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.of(of_resource.resource)
+            self.spans += [_received(span) for scope in of_resource.scope_spans for span in scope.spans]
+
+    def of(self, resource: Resource) -> None:
+        self.resource = {pair.key: pair.value.string_value for pair in resource.attributes}
 
 
 def _received(span: Span) -> Received:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
@@ -227,20 +226,10 @@ class Logs(Collector):
         super().__init__()
         self.records: list[LogRecord] = []
 
-    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = await request.content.read()
-        self.requests.append((request.path, dict(request.headers), body))
-        self._changed.set()
-        if self.hang:
-            await asyncio.Event().wait()
-        if self.refuse:
-            self.refuse -= 1
-            return web.Response(status=503)
+    def collect(self, body: bytes) -> None:
         for of_resource in ExportLogsServiceRequest.FromString(body).resource_logs:
-            self.resource = {pair.key: pair.value.string_value for pair in of_resource.resource.attributes}
+            self.of(of_resource.resource)
             self.records += [record for scope in of_resource.scope_logs for record in scope.log_records]
-        self._changed.set()
-        return web.Response(body=b"")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
+from anabranch.app.background import background
 from anabranch.app.knowledge_opener import folder_of
 from anabranch.app.startup import COLLECTOR_REPLY_BYTES, outbound_for
 from anabranch.configuration.settings import Settings
@@ -107,13 +108,8 @@ async def reading_audit_log(settings: Settings, log: Log, timing: AuditTiming = 
         if settings.audit_otlp and settings.otlp_endpoint is not None:
             outbound = await leaving.enter_async_context(outbound_for(settings, COLLECTOR_REPLY_BYTES))
             receivers.append(Receiver("otlp", _collector(settings, outbound, timing)))
-        tasks = [asyncio.create_task(one) for one in (reader.delete_expired(), *map(reader.pass_on, receivers))]
-        try:
+        async with background(reader.delete_expired(), *map(reader.pass_on, receivers)):
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
 
 
 def _collector(settings: Settings, outbound: Outbound, timing: AuditTiming) -> Send:

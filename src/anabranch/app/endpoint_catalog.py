@@ -29,7 +29,6 @@ from anabranch.network import redaction
 # Makes a change, with its record in the audit log.
 Recorded = Callable[[AuditEntry, Callable[[], AddedSources]], Awaitable[AddedSources]]
 
-EVERY_S = 2.0
 # Names with a meaning in requests.
 TAKEN = (*RESERVED, "default", "all", "test")
 
@@ -49,7 +48,6 @@ class EndpointCatalog:
         self._file_servers: Mapping[str, McpServer] = settings.mcp_servers
         self._stamp: Stamp = None
         self._changing = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
         self.note: str | None = None
         self.added = AddedSources()
         self.sources: Mapping[str, Endpoint] = settings.sources
@@ -84,11 +82,8 @@ class EndpointCatalog:
                 self.note = f"{error.message} Repair or remove it; until then the sources added before are used."
                 self._telemetry.noted(AddedSourcesUnreadable(reason=error.message))
 
-    def watch(self, every_s: float = EVERY_S) -> None:
+    async def watch(self, every_s: float) -> None:
         """Notice what other workers on this data folder add and remove."""
-        self._task = asyncio.create_task(self._watch(every_s))
-
-    async def _watch(self, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
             try:
@@ -96,10 +91,7 @@ class EndpointCatalog:
             except Exception as error:  # noqa: BLE001  the task's boundary: it looks again
                 self._telemetry.noted(AddedSourcesUnreadable(reason=f"Unexpected error: {type(error).__name__}."))
 
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+    def close(self) -> None:
         redaction.forget(self)
 
     def reconfigure(self, servers: Mapping[str, McpServer], aggregation: Aggregation) -> None:

@@ -4,8 +4,8 @@ Redis in passes; then every server process erases from its memory."""
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -169,21 +169,9 @@ async def _erase_free_bytes(database: Database, now: ErasurePass) -> int:
     return await asyncio.to_thread(database.compact)
 
 
-@asynccontextmanager
-async def erasing_memory(
-    knowledge: KnowledgeOpener, stores: Sequence[ErasureStore], every_s: float
-) -> AsyncIterator[None]:
+async def erase_memory(knowledge: KnowledgeOpener, stores: Sequence[ErasureStore], every_s: float) -> None:
     """After each pass, erase from the memory of this process. The passes are in the records, so it does not matter
     which process ran them."""
-    task = asyncio.create_task(_erase_memory(knowledge, stores, every_s))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-async def _erase_memory(knowledge: KnowledgeOpener, stores: Sequence[ErasureStore], every_s: float) -> None:
     # What was erased before this process began is not in its memory.
     began, seen = time.time(), 0
     while True:

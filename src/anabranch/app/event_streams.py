@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from anabranch.app.background import background
 from anabranch.app.key_use import EVERY_S as USED_EVERY_S
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.planner import Planner, StreamStores
@@ -133,7 +134,7 @@ async def event_streams(
             max_bytes=settings.stream_bytes,
             readers=readers,
         )
-        async with _tended(tend, planner, timing.tend_every_s):
+        async with background(_tend(tend, planner, timing.tend_every_s)):
             yield EventStreams(
                 planner=planner,
                 recordings=recordings,
@@ -156,7 +157,7 @@ def _services(
     return PlannerServices(
         log=kept.log,
         subagents=subagents,
-        breakers=lambda name: policies.resilience.breaker(_named(name), "subagent"),
+        breakers=lambda name: policies.resilience.breaker(_named(name)),
         telemetry=telemetry,
         crumbs=crumbs,
         traces=TelemetryContextStore(policies.cache, settings.stream_ttl),
@@ -244,21 +245,12 @@ async def _breadcrumbs(settings: Settings, telemetry: Telemetry) -> AsyncIterato
         yield BreadcrumbFanout(*sinks)
 
 
-@asynccontextmanager
-async def _tended(tend: Callable[[], None], planner: Planner, every_s: float) -> AsyncIterator[None]:
-    async def tending() -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            tend()
-            with suppress(AnabranchError):  # while Redis is unreachable
-                await planner.tend()
-
-    task = asyncio.create_task(tending())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+async def _tend(tend: Callable[[], None], planner: Planner, every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        tend()
+        with suppress(AnabranchError):  # while Redis is unreachable
+            await planner.tend()
 
 
 def _path(text: str) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from anabranch.app.background import background
 from anabranch.domain.errors import AnabranchError
 from anabranch.telemetry.log import Log
 
@@ -74,10 +75,8 @@ class IndexScrubber:
 @asynccontextmanager
 async def scrubbing(writer: "IndexWriter", every_s: float, log: Log | None) -> AsyncIterator[None]:
     scrubber = IndexScrubber(writer, every_s, log)
-    task = asyncio.create_task(scrubber.run())
-    try:
-        yield
-    finally:
-        scrubber.stop()
-        task.cancel()
-        await asyncio.wait([task])
+    async with background(scrubber.run()):
+        try:
+            yield
+        finally:
+            scrubber.stop()

@@ -43,9 +43,7 @@ class McpServers:
     def source(self, endpoint: Endpoint) -> Source:
         return self.pool.source(endpoint.slug)
 
-    def update(
-        self, configured: Mapping[str, McpServer], aggregation: Aggregation, *, retry_failed: bool = True
-    ) -> None:
+    def update(self, configured: Mapping[str, McpServer], aggregation: Aggregation, *, retry_failed: bool) -> None:
         """Replace the configuration. Running calls keep theirs."""
         self.configured, self.aggregation = configured, aggregation
         self._learn_secrets()

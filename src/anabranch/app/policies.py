@@ -1,7 +1,9 @@
 """Admission, rate limits, caches and circuit breakers, in memory or shared by workers through Redis."""
 
 import asyncio
+from collections.abc import Coroutine
 from importlib.metadata import version
+from typing import Any
 
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.configuration.settings import Settings
@@ -43,8 +45,6 @@ class Policies:
             self.cache = self._far = RedisCache(self.redis, near, wait_s=settings.redis_timeout * CACHE_SHARE)
             limiter = RedisLimiter(self.redis, local, limit, window_s)
         self.resilience = Resilience(Policy.of(settings), clock, telemetry)
-        self._breakers = SharedBreakers(self.redis, self.resilience.upstreams, clock) if self.redis else None
-        self._tending: asyncio.Task[None] | None = None
         limits = self.limits = limits_of(settings)
         surfaces = settings.rate_limit_surfaces if limit else ()
         self.rate_limits = RateLimits(limiter, surfaces, limits["changes"], telemetry)
@@ -56,15 +56,14 @@ class Policies:
             "computations": self.computing.share,
             **{name: Share(limits[name]) for name in SHARED},
         }
-        self._shared_shares = SharedShares(self.redis, self.shares) if self.redis else None
 
-    def start(self) -> None:
-        """Start the background tasks."""
-        self._tending = asyncio.create_task(self._tend())
-        if self._breakers is not None:
-            self._breakers.start()
-        if self._shared_shares is not None:
-            self._shared_shares.start()
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs in the background while questions are answered."""
+        tasks = [self._tend()]
+        if self.redis is not None:
+            tasks.append(SharedBreakers(self.redis, self.resilience.upstreams, self._clock).run())
+            tasks.append(SharedShares(self.redis, self.shares).run())
+        return tasks
 
     async def _tend(self) -> None:
         while True:
@@ -77,13 +76,6 @@ class Policies:
 
     async def close(self) -> None:
         self._pace.close()
-        if self._tending is not None:
-            self._tending.cancel()
-            await asyncio.wait([self._tending])
-        if self._breakers is not None:
-            await self._breakers.close()
-        if self._shared_shares is not None:
-            await self._shared_shares.close()
         if self._far is not None:
             await self._far.settled()
         if self.redis is not None:

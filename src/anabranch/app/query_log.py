@@ -220,16 +220,16 @@ def _support(answer: Answer) -> dict[str, float]:
     return {} if answer.support is None else {"support": answer.support}
 
 
-def _quotes(answer: Answer) -> tuple[queries.QuotedChunk, ...]:
+def _quotes(answer: Answer) -> tuple[queries.LoggedCitation, ...]:
     cited = ((one, answer.passages[one.passage]) for one in answer.citations)
     return tuple(
-        queries.QuotedChunk(
+        queries.LoggedCitation(
             citation_index=one.passage + 1,
-            chunk=passage.place.chunk_id,
-            document=passage.document_id or "",
-            text=passage.text[one.passage_start : one.passage_end],
-            start=passage.place.start + one.passage_start,
-            end=passage.place.start + one.passage_end,
+            chunk_id=passage.place.chunk_id,
+            document_id=passage.document_id or "",
+            quoted_text=passage.text[one.passage_start : one.passage_end],
+            start_char=passage.place.start + one.passage_start,
+            end_char=passage.place.start + one.passage_end,
         )
         for one, passage in cited
         if passage.place is not None

@@ -174,7 +174,7 @@ class Questions:
         scope: SearchScope,
         history: tuple[Message, ...],
         options: Options,
-        model: Endpoint | None = None,
+        model: Endpoint | None,
     ) -> Question:
         """OpenAI's API: as `query`. The caller's system prompt follows ours: the answer still comes from the passages,
         and cites them. A model that quotes reads no history."""

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.app.aggregator import Aggregator
+from anabranch.app.background import background
 from anabranch.app.caller_limits import CallerLimits
 from anabranch.app.endpoint_catalog import EndpointCatalog
 from anabranch.app.endpoint_resolver import EndpointDirectory, EndpointResolver
-from anabranch.app.erasure import ErasurePass, ErasureStore, erasing_memory
+from anabranch.app.erasure import ErasurePass, ErasureStore, erase_memory
 from anabranch.app.event_streams import EventStreams, Timing, event_streams
 from anabranch.app.key_use import KeyUse
 from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
@@ -170,11 +171,11 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         recorded = partial(_recorded, settings, endpoints, clock, telemetry, evidence, claims)
         recordings = _recordings(settings, recorded, telemetry, role)
         runs = Runs(settings, answerer, policies, query_log, revocations, telemetry, recordings)
-        policies.start()
+        await leaving.enter_async_context(background(*policies.tasks()))
         kept = _streams(settings, policies, outbound, knowledge, questions, runs, clock, telemetry, role)
         streams = await leaving.enter_async_context(kept)
-        erasing = erasing_memory(knowledge, _in_memory(policies, streams), role.timing.erasures_every_s)
-        await leaving.enter_async_context(erasing)
+        erasing = erase_memory(knowledge, _in_memory(policies, streams), role.timing.erasures_every_s)
+        await leaving.enter_async_context(background(erasing))
         yield Parts(
             runs=runs,
             recorded=recorded,
@@ -228,11 +229,10 @@ async def _configured(
     )
     try:
         await catalog.refresh()
-        if role.streaming:
-            catalog.watch(role.timing.sources_every_s)
-        yield servers, catalog
+        async with background(*((catalog.watch(role.timing.sources_every_s),) if role.streaming else ())):
+            yield servers, catalog
     finally:
-        await catalog.close()
+        catalog.close()
         await servers.close()
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from datetime import datetime
 from functools import cache
 from typing import Any, Literal
 
@@ -37,11 +38,12 @@ class AuditEntry(Value):
 
 
 class AuditRecord(Value):
-    """An entry of the audit log as it is read. A name is None if it was forgotten. `hash` covers this record and all
-    before it."""
+    """Who did what, when, from where, and with what outcome. A name that was forgotten is null. `actor` is `user:NAME`,
+    `operator`, `guest`, `server` or `several`; `key` the id of the API key; `request` the correlation id, or the ingest
+    job. `hash` covers this record and all before it."""
 
     seq: int
-    at: float
+    at: datetime
     action: str
     outcome: AuditOutcome
     actor: str | None

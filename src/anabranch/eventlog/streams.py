@@ -185,7 +185,7 @@ class Streams(Generic[S]):
         if self.get(stream.owner.stream) is stream:
             self._count(stream, grown)
 
-    def missing(self, size: int, caller: Claimant | None = None) -> float:
+    def missing(self, size: int, caller: Claimant | None) -> float:
         """How many bytes must be freed before `size` more fit, of this caller if there is one."""
         return max(self._missing(size), self._missing_of(caller, size)) if size else 0
 

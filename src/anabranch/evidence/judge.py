@@ -62,7 +62,7 @@ class Judge:
         return found if isinstance(found, Judgement) else None
 
     async def judgement_or_reason(
-        self, question: str, passages: Sequence[Passage], until: float | None = None
+        self, question: str, passages: Sequence[Passage], until: float | None
     ) -> Judgement | str:
         """The judgement, or why rules are used instead."""
         order = candidates(question, passages, self._limit)

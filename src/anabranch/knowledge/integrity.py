@@ -16,7 +16,7 @@ from anabranch.knowledge.index.reader import is_foreign
 from anabranch.knowledge.index.segment import Segment
 from anabranch.knowledge.parse import restrictions
 from anabranch.knowledge.parse.confinement import APPLIED
-from anabranch.knowledge.records import audit, backup, documents, erasures
+from anabranch.knowledge.records import audit, backup, documents, embeddings, erasures
 from anabranch.knowledge.records.consistency import inconsistencies
 from anabranch.knowledge.records.database import NAME, Connection, read_only
 from anabranch.knowledge.records.encryption import Decryption, is_encrypted
@@ -121,7 +121,7 @@ def _differences(
         is_last = name == manifest.segments[-1]
         last = manifest.last_chunk if is_last else int(segment.keys[-1])
         missing = other = 0
-        for chunks, vectors in documents.vectors_between(db, begin, last, COMPARED):
+        for chunks, vectors in embeddings.vectors_between(db, begin, last, COMPARED):
             keys = np.asarray(chunks)
             rows = np.minimum(segment.keys.searchsorted(keys), len(segment) - 1)
             held = segment.keys[rows] == keys

@@ -61,7 +61,7 @@ def create(db: Connection, request: KeyRequest, limits: Collection[str]) -> tupl
     )
 
 
-def rotate(db: Connection, name: str, overlap_s: float, expires_at: float | None = None) -> tuple[keys.ApiKey, str]:
+def rotate(db: Connection, name: str, overlap_s: float, expires_at: float | None) -> tuple[keys.ApiKey, str]:
     """A new secret for the key with this id, or of this user; the one before it is valid until the overlap ends."""
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise InvalidQuestion(f"The overlap is {overlap_s:g} s; it may be from 0 to {MAX_OVERLAP_S:,} s (30 days).")

@@ -11,16 +11,18 @@ import msgspec
 from anabranch.domain.audit import Actor, AuditEntry, AuditFilter, AuditRecord
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
-from anabranch.domain.model import Filters, Passage, Query, Value
+from anabranch.domain.model import Filters, Passage, Query
 from anabranch.domain.shares import Limit
 from anabranch.knowledge import key_requests, lookup
 from anabranch.knowledge.chunking import effective
+from anabranch.knowledge.collection_counts import CollectionCounts, counts
 from anabranch.knowledge.collection_names import checked_name
 from anabranch.knowledge.index.reader import Catalog, IndexReader
 from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
 from anabranch.knowledge.model import (
     Caller,
     Chunking,
+    ChunkView,
     Collection,
     CollectionSettings,
     DefaultVisibility,
@@ -30,44 +32,31 @@ from anabranch.knowledge.model import (
     NewDocument,
     Permissions,
     Rating,
-    StoredChunk,
     StoredDocument,
 )
 from anabranch.knowledge.owner_limits import OwnerLimits
-from anabranch.knowledge.records import audit, collections, documents, erasures, jobs, keys, queries
+from anabranch.knowledge.records import (
+    audit,
+    collections,
+    cursors,
+    documents,
+    erasures,
+    jobs,
+    keys,
+    logged_queries,
+    queries,
+)
 from anabranch.knowledge.records.collections import PublishedEndpoint
+from anabranch.knowledge.records.cursors import Cursors
 from anabranch.knowledge.records.database import Connection, Database
-from anabranch.knowledge.records.documents import Cursors
 from anabranch.knowledge.records.erasures import Erasure, ErasureSubject, ErasureTimes
+from anabranch.knowledge.records.logged_queries import LoggedAnswer, LoggedQuery, QueryFilter, Turn
 from anabranch.knowledge.search import Searcher, SearchHits
 
 T = TypeVar("T")
 
 MAX_DOCUMENTS = 1_000
 MAX_METADATA = 64 * 1024
-# In the index: a chunk's key and length; its vector in 32 bits, 8 bits and 1 bit per number; a posting per word.
-INDEX_BYTES_PER_CHUNK = 12
-INDEX_BYTES_PER_NUMBER = 5.125
-INDEX_BYTES_PER_TOKEN = 6
-
-
-class CollectionCounts(Value):
-    """A collection, and how much of it a caller can see."""
-
-    collection: Collection
-    documents: int
-    chunks: int
-    tokens: int
-    size: int
-    stored_bytes: int
-    dimensions: int
-
-    @property
-    def storage_bytes(self) -> int:
-        """The text and vectors in the records, and the share of the index: an estimate from the caller's own documents,
-        because the size of the shared files would disclose how much others have."""
-        per_chunk = INDEX_BYTES_PER_CHUNK + self.dimensions * INDEX_BYTES_PER_NUMBER
-        return self.stored_bytes + round(self.chunks * per_chunk) + self.tokens * INDEX_BYTES_PER_TOKEN
 
 
 class Knowledge:
@@ -92,8 +81,8 @@ class Knowledge:
         self._erasure_times = erasure_times
         self._limits = OwnerLimits(limits or {})
 
-    async def search(self, query: Query, caller: Caller, source: str | None = None) -> list[Passage]:
-        return (await self.find(query, caller, source)).passages
+    async def search(self, query: Query, caller: Caller) -> list[Passage]:
+        return (await self.find(query, caller)).passages
 
     async def find(self, query: Query, caller: Caller, source: str | None = None) -> SearchHits:
         """The passages, with a hash of all documents that could have been found."""
@@ -172,15 +161,21 @@ class Knowledge:
         return await self._database.write(write)
 
     async def collections(self, caller: Caller) -> list[CollectionCounts]:
-        return await self._with_catalog(lambda db, catalog: _counts(db, catalog, caller))
+        return await self._with_catalog(lambda db, catalog: counts(db, catalog, caller))
 
     async def collection(self, caller: Caller, name: str) -> CollectionCounts:
         """The collection with this id, address or name; the caller's own takes precedence. Conflict if several have the
         name."""
-        found = await self._with_catalog(lambda db, catalog: _counts(db, catalog, caller, name))
+        found = await self._with_catalog(lambda db, catalog: counts(db, catalog, caller, name))
         if not found:
             raise NotFound(f"There is no collection {name!r}.")
         return found[0]
+
+    async def _own_collection(self, caller: Caller, name: str) -> Collection:
+        """The same, if the caller may change it."""
+        found = (await self.collection(caller, name)).collection
+        _may_change(caller, found.owner, "collection")
+        return found
 
     async def chosen(self, caller: Caller, names: Sequence[str] | None) -> list[Collection]:
         """The collections with these ids, addresses or names, or all that the caller can see."""
@@ -198,8 +193,7 @@ class Knowledge:
 
     async def delete_collection(self, caller: Caller, name: str) -> tuple[int, Erasure]:
         """Delete a collection with its documents; returns how many there were, and how the rest is erased."""
-        found = (await self.collection(caller, name)).collection
-        _may_change(caller, found.owner, "collection")
+        found = await self._own_collection(caller, name)
 
         def write(db: Connection) -> tuple[int, Erasure]:
             erased = Erased(documents=tuple(documents.ids_in(db, found.key)))
@@ -219,8 +213,7 @@ class Knowledge:
         self, caller: Caller, collection: str, arrived: Sequence[NewDocument], chunking: Mapping[str, Any] | None = None
     ) -> str:
         """Accept documents; returns the id of the job that ingests them."""
-        found = (await self.collection(caller, collection)).collection
-        _may_change(caller, found.owner, "collection")
+        found = await self._own_collection(caller, collection)
         if not 1 <= len(arrived) <= MAX_DOCUMENTS:
             raise InvalidQuestion(f"documents holds {len(arrived)}; send 1 to {MAX_DOCUMENTS:,} at once.")
         for number, document in enumerate(arrived):
@@ -266,8 +259,8 @@ class Knowledge:
 
     async def cursors(self) -> Cursors:
         """Converts document keys to opaque cursors and back."""
-        found = await self._database.read(documents.cursors)
-        return found if found is not None else await self._database.write(documents.create_cursors)
+        found = await self._database.read(cursors.existing)
+        return found if found is not None else await self._database.write(cursors.create)
 
     async def document(self, caller: Caller, name: str, *, content: bool = False) -> StoredDocument:
         """The document with this id, file name or title."""
@@ -278,10 +271,10 @@ class Knowledge:
 
         return await self._database.read(read)
 
-    async def chunks(self, caller: Caller, name: str, begin: int, limit: int) -> tuple[list[StoredChunk], int]:
+    async def chunks(self, caller: Caller, name: str, begin: int, limit: int) -> tuple[list[ChunkView], int]:
         """The chunks of the document with this id, file name or title from an index on, and how many it has."""
 
-        def read(db: Connection) -> tuple[list[StoredChunk], int]:
+        def read(db: Connection) -> tuple[list[ChunkView], int]:
             found = lookup.find(db, caller, name)
             return documents.chunks_of(db, found.id, begin, limit), found.chunk_count if found.searchable else 0
 
@@ -435,8 +428,7 @@ class Knowledge:
 
     async def publish(self, caller: Caller, name: str, owner: str, slug: str) -> Collection:
         """Publish a collection as an endpoint; Conflict if another one has its path."""
-        found = (await self.collection(caller, name)).collection
-        _may_change(caller, found.owner, "collection")
+        found = await self._own_collection(caller, name)
         if not await self._database.write(lambda db: collections.publish(db, owner, slug, found.key)):
             path = f"{owner}/{slug}"
             raise Conflict(f"Another collection is published as {path}. Withdraw it: anabranch unpublish {path}")
@@ -444,15 +436,13 @@ class Knowledge:
 
     async def withdraw(self, caller: Caller, name: str, owner: str, slug: str) -> None:
         """Withdraw a collection from where it is published; NotFound if it is not."""
-        found = (await self.collection(caller, name)).collection
-        _may_change(caller, found.owner, "collection")
+        found = await self._own_collection(caller, name)
         if not await self._database.write(lambda db: collections.withdraw(db, owner, slug, found.key)):
             raise NotFound(f"{found.name!r} is not published as {owner}/{slug}.")
 
     async def endpoints(self, caller: Caller, name: str) -> tuple[Collection, list[PublishedEndpoint]]:
         """Where a collection is published, for its owner."""
-        found = (await self.collection(caller, name)).collection
-        _may_change(caller, found.owner, "collection")
+        found = await self._own_collection(caller, name)
         return found, [endpoint for endpoint, one in await self.published() if one.key == found.key]
 
     async def published(self, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
@@ -473,9 +463,7 @@ class Knowledge:
         """A new API key, and its secret, which is not stored."""
         return await self._database.write(lambda db: key_requests.create(db, request, limits))
 
-    async def rotate_api_key(
-        self, name: str, overlap_s: float, expires_at: float | None = None
-    ) -> tuple[keys.ApiKey, str]:
+    async def rotate_api_key(self, name: str, overlap_s: float, expires_at: float | None) -> tuple[keys.ApiKey, str]:
         """A new secret for an API key, whose last one stays valid for the overlap."""
         return await self._database.write(lambda db: key_requests.rotate(db, name, overlap_s, expires_at))
 
@@ -496,27 +484,29 @@ class Knowledge:
     async def record(self, query: queries.QueryRecord) -> None:
         await self._database.write(lambda db: queries.record(db, query))
 
-    async def turns(self, caller: Caller, conversation: str, limit: int, last: str | None = None) -> list[queries.Turn]:
+    async def turns(self, caller: Caller, conversation: str, limit: int, last: str | None) -> list[Turn]:
         """The last turns of the caller's own conversation, up to the one with the id `last`, if it is given, without
         those whose answers are withheld. Guests have none: they have no identity."""
         if _is_guest(caller):
             return []
-        return await self._database.read(lambda db: queries.turns(db, caller, conversation, limit, last))
+        return await self._database.read(lambda db: logged_queries.turns(db, caller, conversation, limit, last))
 
     async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> queries.Rated | None:
         """Feedback on a question of the caller's own; None if there is none of that id."""
         return await self._database.write(lambda db: queries.rate(db, query, caller, rating, comment))
 
     async def logged_queries(
-        self, caller: Caller, wanted: queries.QueryFilter, before: int | None, limit: int, *, rated: bool
-    ) -> list[queries.LoggedQuery]:
+        self, caller: Caller, wanted: QueryFilter, before: int | None, limit: int, *, rated: bool
+    ) -> list[LoggedQuery]:
         """A page of the caller's own entries in the query log, or for the operator of all, newest first; with `rated`
         of the entries with a rating, latest rating first."""
-        return await self._database.read(lambda db: queries.listed(db, caller, wanted, before, limit, rated=rated))
+        return await self._database.read(
+            lambda db: logged_queries.listed(db, caller, wanted, before, limit, rated=rated)
+        )
 
-    async def logged_query(self, caller: Caller, identifier: str) -> queries.LoggedAnswer:
+    async def logged_query(self, caller: Caller, identifier: str) -> LoggedAnswer:
         """An entry of the query log with its answer."""
-        found = await self._database.read(lambda db: queries.detail(db, caller, identifier))
+        found = await self._database.read(lambda db: logged_queries.detail(db, caller, identifier))
         if found is None:
             raise NotFound(f"There is no query {identifier!r}.")
         return found
@@ -560,16 +550,6 @@ class Knowledge:
 def check_metadata(metadata: Mapping[str, Any], where: str) -> None:
     if len(msgspec.json.encode(metadata)) > MAX_METADATA:
         raise InvalidQuestion(f"{where} is larger than {MAX_METADATA:,} bytes.")
-
-
-def _counts(db: Connection, catalog: Catalog, caller: Caller, name: str | None = None) -> list[CollectionCounts]:
-    """The collections with this id or name, or all that the caller can see, with their counts."""
-    _, dimensions = documents.embedder(db) or ("", 0)
-    permitted = catalog.permitted(caller)
-    found = catalog.visible(caller, permitted) if name is None else catalog.named((name,), caller, permitted)
-    return [
-        CollectionCounts(collection=one, dimensions=dimensions, **catalog.totals(one.key, permitted)) for one in found
-    ]
 
 
 def _check_permissions(permissions: Permissions | None) -> None:

@@ -9,9 +9,9 @@ from anabranch.domain.errors import Conflict, NotFound
 from anabranch.domain.model import Value
 from anabranch.knowledge.index.reader import Catalog
 from anabranch.knowledge.model import Caller, DocumentStatus, StoredDocument
-from anabranch.knowledge.records import collections, documents, jobs
+from anabranch.knowledge.records import attributes, collections, documents, open_items
 from anabranch.knowledge.records.database import Connection, made_at
-from anabranch.knowledge.records.jobs import ITEM_KEYS, OpenName
+from anabranch.knowledge.records.open_items import ITEM_KEYS, OpenName
 
 MAX_CANDIDATES = 10
 # A similar name is searched among so many documents, and if it is not longer than this: each comparison is quadratic.
@@ -45,7 +45,7 @@ def page(
         found, total = _stored_page(db, catalog, caller, wanted, after, limit)
     if wanted.status in (None, "completed"):
         return found, total
-    items, open_total = jobs.open_items(
+    items, open_total = open_items.listed(
         db,
         caller,
         collection=wanted.collection,
@@ -68,9 +68,9 @@ def _stored_page(
 ) -> tuple[list[StoredDocument], int]:
     permitted = catalog.permitted(caller)
     if wanted.connector_id is not None:
-        permitted &= catalog.with_attribute(db, documents.CONNECTOR, documents.attribute(wanted.connector_id))
+        permitted &= catalog.with_attribute(db, attributes.CONNECTOR, attributes.comparable(wanted.connector_id))
     if wanted.status == "completed":
-        permitted[jobs.stored_with_open_item(db, caller)] = False
+        permitted[open_items.stored_documents(db, caller)] = False
     keys = catalog.keys(wanted.collection, permitted)
     begin = int(np.searchsorted(keys, after, side="right"))
     some = documents.first_of(db, keys[begin : begin + limit].tolist())
@@ -80,7 +80,7 @@ def _stored_page(
 def with_states(db: Connection, caller: Caller, stored: Iterable[StoredDocument]) -> list[StoredDocument]:
     """The documents, each with the state of a newer version that is not stored yet, if the caller owns it."""
     listed = list(stored)
-    newer = jobs.open_by_documents(db, caller, [one.id for one in listed])
+    newer = open_items.by_documents(db, caller, [one.id for one in listed])
     return [newer[one.id].over(one) if one.id in newer else one for one in listed]
 
 
@@ -89,17 +89,17 @@ def find(db: Connection, caller: Caller, name: str) -> StoredDocument:
     can see none, Conflict if several have the name."""
     for one in documents.visible_by_ids(db, caller, [name]):
         return with_states(db, caller, [one])[0]
-    for item in jobs.open_by_documents(db, caller, [name]).values():
+    for item in open_items.by_documents(db, caller, [name]).values():
         return item.document
     if len(name) <= MAX_NAME and (matches := _stored_matches(db, caller, name) or _open_matches(db, caller, name)):
         return with_states(db, caller, [_only(db, name, matches)])[0]
     raise NotFound(f"There is no document {name[:MAX_SHOWN]!r}.{_similar(db, caller, name)}")
 
 
-def find_failed(db: Connection, caller: Caller, name: str) -> jobs.OpenItem:
+def find_failed(db: Connection, caller: Caller, name: str) -> open_items.OpenItem:
     """The failed document with this id or name, among those that the caller owns. If there is none: Conflict for a
     document that has not failed, else NotFound."""
-    for item in jobs.open_by_documents(db, caller, [name]).values():
+    for item in open_items.by_documents(db, caller, [name]).values():
         if item.status == "failed":
             return item
     if failed := _open_named(db, caller, name, status="failed"):
@@ -129,12 +129,12 @@ def _open_matches(db: Connection, caller: Caller, name: str) -> list[StoredDocum
 
 def _open_named(
     db: Connection, caller: Caller, name: str, status: DocumentStatus | None = None
-) -> dict[str, jobs.OpenItem]:
+) -> dict[str, open_items.OpenItem]:
     """As `_stored_matches`, among the caller's open items. Only those that match are read whole: the metadata of all
     could be gigabytes."""
     by_filename, by_title, ignoring_case = [], [], []
     folded = name.casefold()
-    for one in jobs.open_names(db, caller, MAX_OPEN, status):
+    for one in open_items.names(db, caller, MAX_OPEN, status):
         if one.filename == name:
             by_filename.append(one)
         if one.title == name:
@@ -142,7 +142,7 @@ def _open_named(
         if folded in ((one.filename or "").casefold(), one.title.casefold()):
             ignoring_case.append(one)
     matches: list[OpenName] = by_filename or by_title or ignoring_case
-    return jobs.open_by_documents(db, caller, [one.document_id for one in matches[: MAX_CANDIDATES + 1]])
+    return open_items.by_documents(db, caller, [one.document_id for one in matches[: MAX_CANDIDATES + 1]])
 
 
 def _only(db: Connection, name: str, matches: Sequence[StoredDocument]) -> StoredDocument:

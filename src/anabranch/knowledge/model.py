@@ -252,15 +252,15 @@ class StoredDocument(DocumentFields, kw_only=True):
     searchable: bool = True
 
 
-class StoredChunk(Value):
-    """A chunk of a stored document; `index` counts from 0."""
+class ChunkView(Value):
+    """A chunk of a document; `index` counts from 0, `start_char` and `end_char` are offsets in its content."""
 
     id: str
     index: int
-    start: int
-    end: int
+    start_char: int
+    end_char: int
     tokens: int
-    kind: ChunkType
+    type: ChunkType
     headers: tuple[str, ...]
     page: int | None
     text: str
@@ -270,7 +270,6 @@ class JobItem(Value):
     """One document of a job, and its outcome."""
 
     key: int
-    ordinal: int
     document_id: str
     name: str
     status: ItemStatus

@@ -18,7 +18,7 @@ from anabranch.knowledge.index.reader import IndexReader, Lexical, View
 from anabranch.knowledge.index.segment import products
 from anabranch.knowledge.mmr import Floats, mmr
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import documents
+from anabranch.knowledge.records import documents, embeddings
 from anabranch.knowledge.records.database import Connection, Database, Row
 
 # Weights, tuned on Cranfield and Medline (docs/search.md).
@@ -277,7 +277,7 @@ def interact(db: Connection, found: Candidates, question: Embedding) -> Candidat
     tokens = None
     if question.tokens:
         keys = found.keys.tolist()
-        stored = documents.token_vectors(db, keys)
+        stored = embeddings.token_vectors(db, keys)
         tokens = token_scores(question.tokens, [stored.get(key, b"") for key in keys], len(question.vector) // 32)
     scores = combined(found.dense, found.sparse, tokens, found.vectors)
     return found._replace(reranked=scores).chosen(np.lexsort((found.keys, -scores)))

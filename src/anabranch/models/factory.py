@@ -125,8 +125,8 @@ def verifier_for(
     outbound: Outbound,
     clock: Clock,
     telemetry: Telemetry,
-    resilience: Resilience | None = None,
-    run: RunInThread | None = None,
+    resilience: Resilience,
+    run: RunInThread,
 ) -> "ExternalClaims | None":
     """The configured model that checks claims; None means the claim model of this package. ConfigurationError if it is
     not in its folder."""

@@ -109,7 +109,7 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 async def deltas(
-    ask: Callable[[], AbstractAsyncContextManager[Exchange]], *, with_address: bool = False, hint: Hint = NO_HINTS.get
+    ask: Callable[[], AbstractAsyncContextManager[Exchange]], *, with_address: bool, hint: Hint
 ) -> AsyncGenerator[Delta, None]:
     """Call a model and yield its deltas; every failure is a GenerationFailed, `with_address` if the caller may know the
     address, and then also with the hint for it. A stream without a finish reason gets one: `stop` if it ends with

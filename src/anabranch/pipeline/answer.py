@@ -623,7 +623,7 @@ class Pipeline:
             if error.started or question.fallback is None or not prompt.passages:
                 raise
             why = Fallback(failed=model.path, reason=error.reason, message=error.message.removeprefix(FAILED))
-        written = await self._written_by(question.fallback, prompt, context, emit, why, verifying)
+        written = await self._written_by(question.fallback, prompt, context, emit, why, verifying=verifying)
         return written._replace(time_ms=_since(began, self._clock))
 
     async def _written_by(
@@ -633,7 +633,8 @@ class Pipeline:
         context: Context,
         emit: Emit,
         fallback: Fallback | None = None,
-        verifying: "Verifying | None" = None,
+        *,
+        verifying: "Verifying | None",
     ) -> Generated:
         attributes = {
             "gen_ai.operation.name": "chat",

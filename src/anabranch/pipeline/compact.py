@@ -156,7 +156,7 @@ def _joined(text: str, spans: Sequence[Span]) -> str:
     return "".join(parts)
 
 
-def _gap(between: str, *, is_first: bool = False) -> str:
+def _gap(between: str, *, is_first: bool) -> str:
     """A text between two spans, or a sign for it; the mark of a list's item, which begins its last line, is kept."""
     if _is_mark(between):
         return between.lstrip("\n") if is_first else between

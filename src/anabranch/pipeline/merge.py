@@ -37,7 +37,7 @@ def by_similarity(replies: Sequence[SourceReply]) -> Sequence[Passage]:
     return sorted(found, key=lambda passage: -passage.score)
 
 
-def by_rank(replies: Sequence[SourceReply], notes: Notes | None = None) -> Sequence[Passage]:
+def by_rank(replies: Sequence[SourceReply], notes: Notes | None) -> Sequence[Passage]:
     """Reciprocal rank fusion: scores of different sources cannot be compared, ranks can. Equal texts count together,
     and the first of them names the others. What has no relation to the question (score 0) comes last, whatever its rank
     in its source: it would take the place of passages that answer."""
@@ -82,7 +82,7 @@ def _name(passage: Passage, alike: float) -> Duplicate:
 
 
 def without_near_duplicates(
-    passages: Sequence[Passage], threshold: float, until: float, notes: Notes | None = None
+    passages: Sequence[Passage], threshold: float, until: float, notes: Notes | None
 ) -> Sequence[Passage]:
     """Of texts that are more similar than the threshold, only the first; but texts that differ in a number or a
     negation say different things."""
@@ -106,7 +106,7 @@ def without_near_duplicates(
     return [naming(passages[index], left_out) for index, left_out in kept.items()]
 
 
-def exact_duplicates_once(passages: Sequence[Passage], notes: Notes | None = None) -> Sequence[Passage]:
+def exact_duplicates_once(passages: Sequence[Passage], notes: Notes | None) -> Sequence[Passage]:
     seen: dict[str, Passage] = {}
     for passage in passages:
         seen.setdefault(passage.text, passage)
@@ -122,7 +122,7 @@ def _note_equal(notes: Notes, passage: Passage, kept: Passage) -> None:
         notes.add(passage, "merge", other=kept, left_out=True, note="a better passage has the same text")
 
 
-def without_overlap(passages: Sequence[Passage], notes: Notes | None = None) -> Sequence[Passage]:
+def without_overlap(passages: Sequence[Passage], notes: Notes | None) -> Sequence[Passage]:
     """Of overlapping chunks of a document, a lower one keeps only what the higher ones do not have."""
     kept: list[Passage] = []
     taken: dict[str, list[tuple[int, int]]] = {}

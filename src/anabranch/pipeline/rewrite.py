@@ -13,6 +13,7 @@ from anabranch.domain.model import Context, Message, Prompt
 VERSION = "rewrite-1"
 VARIANTS = 3
 LONGEST = 1_000
+MAX_TOKENS = 150
 TURNS = 6
 NUMBERED = re.compile(r"^[ \t]*(?:\d+[.)]|[-*])[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
 
@@ -42,22 +43,22 @@ async def rewrite(
         async with asyncio.timeout(budget_s):
             if history:
                 turns = "\n".join(f"{turn.role}: {turn.content[:LONGEST]}" for turn in history[-TURNS:])
-                standalone = await _generated(generator, STANDALONE, f"{turns}\n\nNext question: {text}", context, 150)
+                standalone = await _generated(generator, STANDALONE, f"{turns}\n\nNext question: {text}", context)
                 found = Rewritten(_one_line(standalone) or text)
             hypothetical, variants = await asyncio.gather(
-                _generated(generator, HYPOTHETICAL, f"Question: {found.text}", context, 150),
-                _generated(generator, OTHER_WORDS, f"Question: {found.text}", context, 150),
+                _generated(generator, HYPOTHETICAL, f"Question: {found.text}", context),
+                _generated(generator, OTHER_WORDS, f"Question: {found.text}", context),
             )
     except TimeoutError:
         return found
     return Rewritten(found.text, _listed(variants), hypothetical.strip()[:LONGEST] or None)
 
 
-async def _generated(generator: Generator, system: str, user: str, context: Context, max_tokens: int) -> str:
+async def _generated(generator: Generator, system: str, user: str, context: Context) -> str:
     prompt = Prompt(
         question=user,
         messages=(Message(role="system", content=system), Message(role="user", content=user)),
-        max_tokens=max_tokens,
+        max_tokens=MAX_TOKENS,
         temperature=0.0,
         passages=(),
         version=VERSION,

@@ -132,7 +132,7 @@ class Coordinator:
         self._draining = True
         await self._wait_idle(grace_s)
         for runner in list(self._steps.values()):
-            runner.end_as_lost("The worker was shut down before the step had ended.")
+            runner.end_as_lost()
         await self._wait_idle(self._services.timing.last_events_s)
         for runner in list(self._steps.values()):
             runner.stop()

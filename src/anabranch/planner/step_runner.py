@@ -413,7 +413,8 @@ class StepRunner:
             case _:
                 assert_never(command)
 
-    def end_as_lost(self, reason: str) -> None:
+    def end_as_lost(self) -> None:
+        reason = "The worker was shut down before the step had ended."
         self._writer.put(commands.end("worker_lost", reason, self._now()))
 
     def stop(self) -> None:

@@ -293,7 +293,7 @@ class Upstreams:
         found.used = self._clock.monotonic()
         return found
 
-    def state(self, endpoint: Endpoint, role: Role = "source") -> BreakerState:
+    def state(self, endpoint: Endpoint, role: Role) -> BreakerState:
         """The state of an endpoint's circuit; closed if it was not called recently."""
         key = UpstreamKey(endpoint.operator, endpoint.public_only, role, endpoint.kind, endpoint.url, endpoint.slug)
         found = (self._configured if endpoint.operator else self._requested).get(key)
@@ -350,17 +350,8 @@ class SharedBreakers:
         self._upstreams = upstreams
         self._clock = clock
         self._published: dict[str, float] = {}
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
             with suppress(RedisGone):

@@ -258,9 +258,9 @@ class Resilience:
     def guard(self, endpoint: Endpoint, role: Role) -> GuardedCalls:
         return GuardedCalls(self.upstreams.of(endpoint, f" ({role})", role), self._telemetry)
 
-    def breaker(self, endpoint: Endpoint, role: Role) -> Breaker:
+    def breaker(self, subagent: Endpoint) -> Breaker:
         """The breaker alone, for a caller that retries by itself."""
-        return self.upstreams.of(endpoint, f" ({role})", role).breaker
+        return self.upstreams.of(subagent, " (subagent)", "subagent").breaker
 
     def generator(self, endpoint: Endpoint, inner: Generator, *, retried: bool = True) -> Generator:
         return ResilientGenerator(

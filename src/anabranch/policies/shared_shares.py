@@ -30,22 +30,15 @@ class SharedShares:
         self._every_s = every_s
         self._worker = secrets.token_hex(8)
         self._script = script(__package__, "exchange_shares.lua")
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+    async def run(self) -> None:
+        try:
+            while True:
+                await self.exchange()
+                await asyncio.sleep(self._every_s)
+        finally:
             with suppress(RedisGone):
                 await self._redis.execute("HDEL", KEY, self._worker)
-
-    async def _run(self) -> None:
-        while True:
-            await self.exchange()
-            await asyncio.sleep(self._every_s)
 
     async def exchange(self) -> None:
         held = {name: _largest(share.holders()) for name, share in self._shares.items()}

@@ -43,7 +43,7 @@ class CardSubagent:
 
 
 def fragment(
-    payload: bytes, status: SubagentStatus, card: Callable[[Object], Object], unchecked: Collection[str] = ()
+    payload: bytes, status: SubagentStatus, card: Callable[[Object], Object], unchecked: Collection[str]
 ) -> Fragment:
     """The payload as a card. An unfinished result may be incomplete: then it is passed on as it was sent, without the
     fields that a page would trust and that could not be checked."""

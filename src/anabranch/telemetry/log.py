@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from functools import lru_cache
 from multiprocessing import parent_process
 from types import MappingProxyType
@@ -439,7 +438,7 @@ def audit_fields(record: AuditRecord) -> dict[str, str | int]:
     may see them, because what has left cannot be forgotten."""
     return {
         "seq": record.seq,
-        "at": f"{datetime.fromtimestamp(record.at, UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+        "at": f"{record.at:%Y-%m-%dT%H:%M:%S.%fZ}",
         "action": record.action,
         "outcome": record.outcome,
         "actor": sentence(record.actor or ""),

@@ -336,7 +336,7 @@ def _record(crumb: Breadcrumb) -> LogRecord:
 def _audit_record(record: AuditRecord) -> LogRecord:
     fields = {name: value for name, value in audit_fields(record).items() if value not in (None, "")}
     return LogRecord(
-        time_unix_nano=round(record.at * 1_000_000) * 1_000,
+        time_unix_nano=round(record.at.timestamp() * 1_000_000) * 1_000,
         severity_number=SeverityNumber.SEVERITY_NUMBER_INFO,
         severity_text="INFO",
         event_name=AUDIT_EVENT,

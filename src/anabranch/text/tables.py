@@ -103,7 +103,7 @@ def directive_table(text: str, head: list[TextLine], body: list[TextLine]) -> Te
 
 def records(text: str, lines: list[TextLine]) -> TextTable | None:
     """Lines that are the rows of a table without marks, as from HTML or CSV, or the fields of one record; else None."""
-    if _all_have(text, lines, " | ", 1):
+    if all(text.find(" | ", line.start, line.end) >= 0 for line in lines):
         return _with_header(text, [_row(text, line, line) for line in lines])
     if len(lines) > 2 and (_is_separated(text, lines, "\t", 1) or _is_separated(text, lines, ",", 2)):
         return _with_header(text, [Row((line.start, line.end), None) for line in lines])
@@ -137,10 +137,6 @@ def _is_aligned(text: str, lines: list[TextLine]) -> bool:
 def _aligned_row(text: str, line: TextLine) -> Row:
     cell = _COLUMN.match(text, line.start, line.end)
     return Row((line.start, line.end), cell and name_of(text, *cell.span()))
-
-
-def _all_have(text: str, lines: list[TextLine], sign: str, count: int) -> bool:
-    return all(text.count(sign, line.start, line.end) >= count for line in lines)
 
 
 def _is_separated(text: str, lines: list[TextLine], sign: str, least: int) -> bool:

@@ -53,7 +53,7 @@ class HotpotQuestion(Value):
     supporting_facts: tuple[tuple[str, int], ...] = ()
 
 
-def read_dataset(folder: Path, limit: int | None = None) -> AnswerDataset:
+def read_dataset(folder: Path, limit: int | None) -> AnswerDataset:
     """The dataset with the first `limit` questions. ConfigurationError if something is missing or wrong."""
     name = folder.resolve().name
     unknown_facts = 0

@@ -1,15 +1,14 @@
 """`anabranch audit`: list, export and verify the audit log."""
 
 import sys
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from anabranch.configuration.settings import Settings
-from anabranch.domain.audit import AuditEntry, AuditFilter, AuditRecord
-from anabranch.entrypoints.audit_records import audit_view
+from anabranch.domain.audit import AuditFilter, AuditRecord
+from anabranch.entrypoints.cli.logs import export_options, exported, limit_option, note_more, write_export
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     audit_options,
@@ -18,16 +17,13 @@ from anabranch.entrypoints.cli.options import (
     noted_option,
     settings_option,
 )
-from anabranch.entrypoints.cli.resources import exist, private_file, read, records, require_records, write
+from anabranch.entrypoints.cli.resources import read, records, require_records
 from anabranch.entrypoints.cli.terminal import (
-    counted,
     fitting,
     json_line,
     moment,
-    notes,
     print_json,
     print_list,
-    size,
     write_text,
 )
 from anabranch.entrypoints.logged_queries import seconds_of
@@ -45,25 +41,15 @@ def group() -> None:
 
 @group.command("list")
 @audit_options
-@click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Maximum number of lines."
-)
+@limit_option
 @json_option
 @settings_option
-def list_records(
-    since: str | None,
-    until: str | None,
-    actor: str | None,
-    action: str | None,
-    limit: int,
-    as_json: bool,
-    settings: Settings,
-) -> None:
+def list_records(limit: int, as_json: bool, settings: Settings, **given: Any) -> None:
     """List records, newest first."""
-    wanted = _wanted(since, until, actor, action)
+    wanted = _wanted(**given)
     found = read(settings, lambda db: audit.listed(db, wanted, None, limit + 1))
     print_list(
-        [audit_view(one) for one in found[:limit]],
+        found[:limit],
         fitting(
             ("when", "who", "action", "what"),
             when=lambda one: moment(one.at.timestamp()),
@@ -80,41 +66,21 @@ def list_records(
         flexible=4,
         as_json=as_json,
     )
-    if len(found) > limit and not as_json:
-        notes().print(f"There are more than {limit:,}; show more with --limit, or all with: anabranch audit export")
+    note_more(found, limit, "anabranch audit export", as_json=as_json)
 
 
 @group.command()
-@click.option(
-    "-o",
-    "--output",
-    "file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write into this file, which only you can read [default: standard output].",
-)
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@export_options
 @audit_options
 @settings_option
-def export(
-    file: Path | None,
-    force: bool,
-    since: str | None,
-    until: str | None,
-    actor: str | None,
-    action: str | None,
-    settings: Settings,
-) -> None:
+def export(file: Path | None, force: bool, settings: Settings, **given: Any) -> None:
     """Print every record as JSON, one per line, newest first."""
-    wanted, count = _wanted(since, until, actor, action), 0
-    if file is None:
-        for line in _exported(settings, wanted):
-            write_text(line)
-        return
-    with private_file(file, force) as target:
-        for line in _exported(settings, wanted):
-            target.write(line)
-            count += 1
-    notes().print(f"Wrote {counted(count, 'record')}: {file} ({size(file.stat().st_size)}).")
+    wanted = _wanted(**given)
+
+    def part(last: AuditRecord | None, db: Connection) -> list[AuditRecord]:
+        return audit.listed(db, wanted, None if last is None else last.seq, PAGE)
+
+    write_export(map(json_line, exported(settings, "audit.exported", part)), file, force, "record")
 
 
 @group.command()
@@ -142,9 +108,9 @@ def verify(noted: str | None, as_json: bool, settings: Settings) -> None:
     sys.exit(1 if findings else 0)
 
 
-def _wanted(since: str | None, until: str | None, actor: str | None, action: str | None) -> AuditFilter:
-    begin, end = seconds_of("--since", since), seconds_of("--until", until, end=True)
-    return AuditFilter(since=begin, until=end, actor=actor, action=action)
+def _wanted(since: str | None, until: str | None, **given: str | None) -> AuditFilter:
+    """The filter that the options describe."""
+    return AuditFilter(since=seconds_of("--since", since), until=seconds_of("--until", until, end=True), **given)
 
 
 def _shown(name: str | None) -> str:
@@ -154,21 +120,3 @@ def _shown(name: str | None) -> str:
 def _details(details: object, granted: tuple[str | None, ...]) -> str:
     fields = details.items() if isinstance(details, dict) else ()
     return ", ".join([*(f"{name} {value}" for name, value in fields), *map(_shown, granted)])
-
-
-def _exported(settings: Settings, wanted: AuditFilter) -> Iterator[str]:
-    """A line of JSON for each record. Each part is a transaction of its own: a long one would make the write-ahead log
-    grow."""
-    if not exist(settings):
-        return
-    write(settings, lambda db: audit.append(db, AuditEntry(action="audit.exported")))
-    with records(settings) as database:
-        before: int | None = None
-        while found := database.reading(partial(_part, wanted=wanted, before=before)):
-            for one in found:
-                yield json_line(audit_view(one))
-            before = found[-1].seq
-
-
-def _part(db: Connection, wanted: AuditFilter, before: int | None) -> list[AuditRecord]:
-    return audit.listed(db, wanted, before, PAGE)

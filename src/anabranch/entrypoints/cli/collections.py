@@ -19,6 +19,7 @@ from anabranch.entrypoints.cli.options import (
     json_option,
     permission_options,
     permissions_given,
+    permissions_required,
     settings_option,
     yes_option,
 )
@@ -41,7 +42,8 @@ from anabranch.entrypoints.cli.terminal import (
     size,
     write_text,
 )
-from anabranch.knowledge.knowledge import CollectionCounts, Knowledge
+from anabranch.knowledge.collection_counts import CollectionCounts
+from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Chunking, Collection, DocumentStatus, StoredDocument
 from anabranch.knowledge.records import collections as records_of_collections
 from anabranch.knowledge.records.erasures import Erasure
@@ -134,12 +136,12 @@ def delete_collection(name: str, yes: bool, as_json: bool, settings: Settings) -
     if found.documents and not yes:
         confirm_deletion(f"{flat(stored.name)!r} with {counted(found.documents, 'document')}")
     deleted, erasure = run(settings, lambda knowledge: knowledge.delete_collection(OPERATOR, stored.id))
-    print_result(
-        {"id": stored.id, "name": stored.name, "documents": deleted, "erased_by": moment(erasure.complete_by)},
+    _print_deleted(
+        {"id": stored.id, "name": stored.name, "documents": deleted},
         f"Deleted {flat(stored.name)} and {counted(deleted, 'document')}.",
+        erasure,
         as_json=as_json,
     )
-    _note_erasure(erasure)
 
 
 @collections.command("permissions")
@@ -147,18 +149,9 @@ def delete_collection(name: str, yes: bool, as_json: bool, settings: Settings) -
 @permission_options
 @json_option
 @settings_option
-def collection_permissions(
-    name: str,
-    visibility: str | None,
-    users: tuple[str, ...],
-    groups: tuple[str, ...],
-    as_json: bool,
-    settings: Settings,
-) -> None:
+def collection_permissions(name: str, as_json: bool, settings: Settings, **given: Any) -> None:
     """Change who may see a collection, by its NAME or id, and its documents without permissions of their own."""
-    chosen = permissions_given(visibility, users, groups)
-    if chosen is None:
-        raise click.UsageError("Give the permissions with --visibility, --user or --group.")
+    chosen = permissions_required(**given)
 
     async def work(knowledge: Knowledge) -> CollectionCounts:
         changed = await knowledge.describe_collection(OPERATOR, name, permissions=chosen)
@@ -309,8 +302,10 @@ def show_document(document: str, content: bool, as_json: bool, settings: Setting
     print_fields(view, fields, as_json=as_json)
 
 
-def _note_erasure(erasure: Erasure) -> None:
-    notes().print(f"Its text is erased everywhere by {moment(erasure.complete_by)}, while a server runs.")
+def _print_deleted(deleted: dict[str, Any], line: str, erasure: Erasure, *, as_json: bool) -> None:
+    erased_by = moment(erasure.complete_by)
+    print_result({**deleted, "erased_by": erased_by}, line, as_json=as_json)
+    notes().print(f"Its text is erased everywhere by {erased_by}, while a server runs.")
 
 
 @documents.command("delete")
@@ -329,19 +324,14 @@ def delete_document(document: str, yes: bool, as_json: bool, settings: Settings)
         document = found.id
     deleted, erasure = run(settings, lambda knowledge: knowledge.delete_document(OPERATOR, document))
     name = deleted.id if document == deleted.id else f"{deleted.title} ({deleted.id})"
-    print_result(
-        {
-            "id": deleted.id,
-            "title": deleted.title,
-            "chunks": deleted.chunk_count,
-            "erased_by": moment(erasure.complete_by),
-        },
+    _print_deleted(
+        {"id": deleted.id, "title": deleted.title, "chunks": deleted.chunk_count},
         f"Deleted {flat(name)} and its {counted(deleted.chunk_count, 'chunk')}."
         if deleted.searchable
         else f"Deleted {flat(name)}, which was {deleted.status}.",
+        erasure,
         as_json=as_json,
     )
-    _note_erasure(erasure)
 
 
 @documents.command("retry")
@@ -379,18 +369,9 @@ def retry_documents(
 @permission_options
 @json_option
 @settings_option
-def permissions(
-    document: str,
-    visibility: str | None,
-    users: tuple[str, ...],
-    groups: tuple[str, ...],
-    as_json: bool,
-    settings: Settings,
-) -> None:
+def permissions(document: str, as_json: bool, settings: Settings, **given: Any) -> None:
     """Change who may see a document; the next question sees the change."""
-    chosen = permissions_given(visibility, users, groups)
-    if chosen is None:
-        raise click.UsageError("Give the permissions with --visibility, --user or --group.")
+    chosen = permissions_required(**given)
     changed = run(settings, lambda knowledge: knowledge.describe(OPERATOR, document, permissions=chosen))
     print_result(
         _document_view(changed, _collection_names(settings)),

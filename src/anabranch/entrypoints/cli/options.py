@@ -129,19 +129,19 @@ def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
     return found
 
 
-def _together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """One decorator that adds several options, in this order."""
     return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-chunking_options = _together(
+chunking_options = together(
     click.option("--chunking", type=click.Choice(get_args(Strategy)), help="Chunking strategy [default: semantic]."),
     click.option(
         "--chunk-size", type=click.IntRange(1), help="Maximum tokens per chunk [default: 512, or the embedder's limit]."
     ),
     click.option("--overlap", type=click.IntRange(0), help="Tokens repeated from the previous chunk [default: 50]."),
 )
-permission_options = _together(
+permission_options = together(
     click.option(
         "--visibility",
         type=click.Choice(get_args(Visibility)),
@@ -151,19 +151,19 @@ permission_options = _together(
     click.option("--user", "users", multiple=True, help="A user who may see a restricted document; repeatable."),
     click.option("--group", "groups", multiple=True, help="A group that may see a restricted document; repeatable."),
 )
-feedback_options = _together(
+feedback_options = together(
     click.option("--user", help="Only of this user."),
     click.option("--rating", type=click.Choice(get_args(Rating)), help="Only answers with this rating."),
     click.option("--since", metavar="TIME", help="From this day (UTC) or time on."),
     click.option("--until", metavar="TIME", help="Up to and including this day (UTC), or before this time."),
 )
-audit_options = _together(
+audit_options = together(
     click.option("--since", metavar="TIME", help="From this day (UTC) or time on."),
     click.option("--until", metavar="TIME", help="Up to and including this day (UTC), or before this time."),
     click.option("--actor", metavar="NAME", help="Only of this user, or of operator, guest or server."),
     click.option("--action", help="Only this action, such as document.deleted, or all of document."),
 )
-query_options = _together(
+query_options = together(
     feedback_options,
     click.option("-c", "--collection", metavar="NAME", help="Only questions to this collection."),
     click.option("--conversation", metavar="ID", help="Only this conversation."),
@@ -190,3 +190,10 @@ def permissions_given(visibility: str | None, users: Sequence[str], groups: Sequ
     if chosen == "restricted" and not (users or groups):
         click.echo("anabranch: Only the owner may see it: no user or group is named (--user, --group).", err=True)
     return Permissions(visibility=chosen, allowed_users=tuple(users), allowed_groups=tuple(groups))
+
+
+def permissions_required(visibility: str | None, users: Sequence[str], groups: Sequence[str]) -> Permissions:
+    chosen = permissions_given(visibility, users, groups)
+    if chosen is None:
+        raise click.UsageError("Give the permissions with --visibility, --user or --group.")
+    return chosen

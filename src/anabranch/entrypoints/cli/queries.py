@@ -1,7 +1,5 @@
 """`anabranch queries` and `feedback`: read the query log, copy it into other programs, and delete it."""
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +7,8 @@ import click
 
 from anabranch.app.query_log import OFF
 from anabranch.configuration.settings import Settings
-from anabranch.domain.audit import AuditEntry
 from anabranch.domain.errors import Conflict, NotFound
+from anabranch.entrypoints.cli.logs import export_options, exported, limit_option, note_more, write_export
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     feedback_options,
@@ -19,7 +17,7 @@ from anabranch.entrypoints.cli.options import (
     settings_option,
     yes_option,
 )
-from anabranch.entrypoints.cli.resources import OPERATOR, exist, private_file, read, records, write
+from anabranch.entrypoints.cli.resources import OPERATOR, exist, read, write
 from anabranch.entrypoints.cli.terminal import (
     confirm_deletion,
     counted,
@@ -35,8 +33,6 @@ from anabranch.entrypoints.cli.terminal import (
     print_list,
     print_result,
     print_table,
-    size,
-    write_text,
 )
 from anabranch.entrypoints.cli.verification import verdict_counts
 from anabranch.entrypoints.logged_queries import (
@@ -47,18 +43,15 @@ from anabranch.entrypoints.logged_queries import (
     seconds_of,
 )
 from anabranch.knowledge.collection_names import only
-from anabranch.knowledge.records import audit, collections
+from anabranch.knowledge.records import collections, logged_queries
 from anabranch.knowledge.records import queries as query_log
 from anabranch.knowledge.records.database import Connection
-from anabranch.knowledge.records.queries import LoggedAnswer, LoggedQuery, QueryFilter
+from anabranch.knowledge.records.logged_queries import LoggedAnswer, LoggedQuery, QueryFilter
 
 PAGE = 100
 MAX_QUESTION = 200
 # So many ids are shown for a prefix that several have.
 MAX_CANDIDATES = 5
-limit_option = click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Maximum number of lines."
-)
 
 
 @click.group("queries", cls=ListsByDefault)
@@ -90,8 +83,7 @@ def list_queries(limit: int, as_json: bool, settings: Settings, **given: Any) ->
         empty=_why_empty(settings, "No question matches." if any(given.values()) else "The query log is empty."),
         as_json=as_json,
     )
-    if len(found) > limit and not as_json:
-        notes().print(f"There are more than {limit:,}; show more with --limit, or all with: anabranch queries export")
+    note_more(found, limit, "anabranch queries export", as_json=as_json)
 
 
 @queries.command()
@@ -102,7 +94,7 @@ def show(identifier: str, as_json: bool, settings: Settings) -> None:
     """Show a question with its answer, citations and passages, by its ID or the beginning of it."""
 
     def work(db: Connection) -> list[LoggedAnswer]:
-        found = query_log.detail(db, OPERATOR, identifier) or _with_prefix(db, identifier)
+        found = logged_queries.detail(db, OPERATOR, identifier) or _with_prefix(db, identifier)
         return [] if found is None else [found]
 
     found = read(settings, work) if settings.query_log_days else []
@@ -117,12 +109,12 @@ def show(identifier: str, as_json: bool, settings: Settings) -> None:
 
 def _with_prefix(db: Connection, prefix: str) -> LoggedAnswer | None:
     """The only entry whose id begins with the prefix. Conflict if there are several."""
-    found = query_log.ids_with_prefix(db, prefix, MAX_CANDIDATES + 1) if prefix else []
+    found = logged_queries.ids_with_prefix(db, prefix, MAX_CANDIDATES + 1) if prefix else []
     if len(found) > 1:
         more = ", …" if len(found) > MAX_CANDIDATES else ""
         shown = ", ".join(found[:MAX_CANDIDATES])
         raise Conflict(f"Several questions have an id that begins with {prefix!r}; give more of it: {shown}{more}.")
-    return query_log.detail(db, OPERATOR, found[0]) if found else None
+    return logged_queries.detail(db, OPERATOR, found[0]) if found else None
 
 
 def _print_detail(detail: QueryDetail) -> None:
@@ -177,14 +169,7 @@ def _score(value: float | None) -> str:
 
 
 @queries.command()
-@click.option(
-    "-o",
-    "--output",
-    "file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write into this file, which only you can read [default: standard output].",
-)
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@export_options
 @query_options
 @settings_option
 def export(file: Path | None, force: bool, settings: Settings, **given: Any) -> None:
@@ -192,17 +177,15 @@ def export(file: Path | None, force: bool, settings: Settings, **given: Any) -> 
 
     The newest question comes first. The log is read in parts, so it can be of any size.
     """
-    wanted, count = _wanted(settings, **given), 0
-    if file is None:
-        for line in _exported(settings, wanted):
-            write_text(line)
-            count += 1
-    else:
-        with private_file(file, force) as target:
-            for line in _exported(settings, wanted):
-                target.write(line)
-                count += 1
-        notes().print(f"Wrote {counted(count, 'question')}: {file} ({size(file.stat().st_size)}).")
+    wanted = _wanted(settings, **given)
+
+    def part(last: LoggedAnswer | None, db: Connection) -> list[LoggedAnswer]:
+        entries = logged_queries.listed(db, OPERATOR, wanted, None if last is None else last.query.key, PAGE)
+        details = (logged_queries.detail(db, OPERATOR, one.entry.id) for one in entries)
+        return [one for one in details if one is not None]
+
+    found = exported(settings, "queries.exported", part) if settings.query_log_days else ()
+    count = write_export((json_line(query_detail(one, operator=True)) for one in found), file, force, "question")
     if not count and (reason := _why_empty(settings, "")):
         notes().print(reason)
 
@@ -260,8 +243,7 @@ def list_feedback(limit: int, as_json: bool, settings: Settings, **given: Any) -
         empty=_why_empty(settings, "No rating matches." if any(given.values()) else "No answer has been rated."),
         as_json=as_json,
     )
-    if len(found) > limit and not as_json:
-        notes().print(f"There are more than {limit:,}; show more with --limit.")
+    note_more(found, limit, as_json=as_json)
 
 
 def _short(question: str | None) -> str:
@@ -294,24 +276,4 @@ def _listed(settings: Settings, wanted: QueryFilter, limit: int, *, rated: bool 
     """At most one entry more than `limit`."""
     if not settings.query_log_days:
         return []
-    return read(settings, lambda db: query_log.listed(db, OPERATOR, wanted, None, limit + 1, rated=rated))
-
-
-def _exported(settings: Settings, wanted: QueryFilter) -> Iterator[str]:
-    """A line of JSON for each entry. Each part is a transaction of its own: a long one would make the write-ahead log
-    grow."""
-    if not (settings.query_log_days and exist(settings)):
-        return
-    write(settings, lambda db: audit.append(db, AuditEntry(action="queries.exported")))
-
-    def part(db: Connection, before: int | None) -> list[LoggedAnswer]:
-        entries = query_log.listed(db, OPERATOR, wanted, before, PAGE)
-        details = (query_log.detail(db, OPERATOR, one.id) for one in entries)
-        return [one for one in details if one is not None]
-
-    with records(settings) as database:
-        before: int | None = None
-        while found := database.reading(partial(part, before=before)):
-            for one in found:
-                yield json_line(query_detail(one, operator=True))
-            before = found[-1].query.key
+    return read(settings, lambda db: logged_queries.listed(db, OPERATOR, wanted, None, limit + 1, rated=rated))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -17,7 +17,7 @@ from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.contracts import Embedder
-from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
+from anabranch.domain.errors import Conflict, NotFound
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import NAME, Connection, Database
@@ -123,7 +123,7 @@ def index_of(settings: Settings) -> "Generations":
 
 
 @asynccontextmanager
-async def embedding(settings: Settings, *, threads: int = 1) -> AsyncIterator[Embedder]:
+async def embedding(settings: Settings, *, threads: int) -> AsyncIterator[Embedder]:
     async with outbound_for(settings) as out:
         yield embedder_for(settings, out, threads=threads)
 
@@ -172,16 +172,3 @@ def is_indexed(folder: Path) -> bool:
             return False
     except Conflict:
         return True
-
-
-def private_file(file: Path, force: bool) -> "closing[TextIO]":
-    """The file, opened for writing; others cannot read it."""
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-    try:
-        descriptor = os.open(file, flags, 0o600)
-        os.fchmod(descriptor, 0o600)  # it may have existed
-        return closing(os.fdopen(descriptor, "w", encoding="utf-8"))
-    except FileExistsError:
-        raise ConfigurationError(f"{file} exists already; --force replaces it.") from None
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written ({error.strerror}).") from None

@@ -44,7 +44,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD"})
 CSRF_HEADER = b"x-anabranch-csrf"
 # A caller that was not asked for a token.
 ANYONE = Caller()
-MAKE_KEY = "Make one with: anabranch keys create --user NAME --operator"
+MAKE_KEY = "anabranch keys create --user NAME --operator"
 
 
 class Hop(NamedTuple):
@@ -76,14 +76,21 @@ class Access:
         acting.set(partial(self.actor, scope, found))
         return found
 
+    async def operator(self, what: str, scope: Scope) -> Caller:
+        """The caller, which must be the operator to read it."""
+        caller = await self.caller(scope)
+        if not caller.operator:
+            raise Forbidden(f"Only the operator may read {what}; make a key with: {MAKE_KEY}")
+        return caller
+
     async def signed_in_operator(self, scope: Scope) -> Caller:
         """The operator, with an API key: also on this machine, where other operations need none. A page that any local
         program can reach must not change where questions and secrets go."""
         if bearer(scope) is None and self.session_key(scope) is None:
-            raise Unauthorized(f"This needs an operator's API key, on this machine too. {MAKE_KEY}")
+            raise Unauthorized(f"This needs an operator's API key, on this machine too. Make one with: {MAKE_KEY}")
         caller = await self.caller(scope)
         if not is_signed_in_operator(caller):
-            raise Forbidden(f"This needs the API key of an operator. {MAKE_KEY}")
+            raise Forbidden(f"This needs the API key of an operator. Make one with: {MAKE_KEY}")
         return caller
 
     async def sign_in(self, key: str) -> Caller:

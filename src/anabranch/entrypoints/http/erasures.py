@@ -1,17 +1,17 @@
 """Erasures under /v1/erasures, for operators who send a key themselves."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from anabranch.app.anabranch import Anabranch
-from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.model import Value
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.errors import KNOWLEDGE
-from anabranch.entrypoints.http.operations import Call, Handler, Operation
+from anabranch.entrypoints.http.operations import Call, Operation
+from anabranch.entrypoints.http.v1_operations import operation, utc
 from anabranch.knowledge.records.erasures import Erasure
 
 MAX_LISTED = 100
@@ -63,7 +63,8 @@ class ErasuresSurface:
     access: Access
 
     def operations(self) -> list[Operation[Any]]:
-        at, path = self._operation, "/v1/erasures"
+        identify, path = self.access.signed_in_operator, "/v1/erasures"
+        at = partial(operation, scope="admin", identify=identify, errors=(403,))
         return [
             at("GET", path, "list_erasures", "List the latest erasures", self._erasures, ErasureList),
             at(
@@ -74,26 +75,12 @@ class ErasuresSurface:
             at("GET", f"{path}/{{erasure}}", "get_erasure", "Get an erasure", self._erasure, ErasureView),
         ]
 
-    def _operation(
-        self, method: str, path: str, name: str, summary: str, handler: Handler[Any], response_type: type, **more: Any
-    ) -> Operation[Any]:
-        return Operation(
-            *(method, path, name, summary, handler, KNOWLEDGE),
-            response_types=(response_type,),
-            scope="admin",
-            identify=self.access.signed_in_operator,
-            errors=(403,),
-            **more,
-        )
-
     async def _erasures(self, call: Call[None]) -> ErasureList:  # noqa: ARG002
         found = await (await self.anabranch.knowledge()).erasures(MAX_LISTED)
         return ErasureList(erasures=[await self._view(one) for one in found])
 
     async def _erase(self, call: Call[NewErasure]) -> ErasureView:
         request = call.request
-        if (request.document is None) == (request.user is None):
-            raise InvalidQuestion("Name a document or a user, one of the two.")
         knowledge = await self.anabranch.knowledge()
         return await self._view(await knowledge.erase(document=request.document, user=request.user))
 
@@ -115,7 +102,3 @@ class ErasuresSurface:
             erased=[ErasedFrom(store=store, removed=removed) for store, removed in one.erased],
             backups=[str(path) for path in backups],
         )
-
-
-def utc(moment: float) -> datetime:
-    return datetime.fromtimestamp(round(moment), UTC)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -13,8 +14,8 @@ from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.model import Value
 from anabranch.domain.rights import Scope
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.errors import KNOWLEDGE
-from anabranch.entrypoints.http.operations import Call, Handler, Operation
+from anabranch.entrypoints.http.operations import Call, Operation
+from anabranch.entrypoints.http.v1_operations import operation
 from anabranch.entrypoints.key_views import KeyFields, key_fields
 from anabranch.knowledge.key_requests import MAX_LISTED, MAX_NAME, MAX_NOTE, MAX_OVERLAP_S, KeyRequest
 from anabranch.policies.limits import limits_of
@@ -77,7 +78,8 @@ class KeysSurface:
     access: Access
 
     def operations(self) -> list[Operation[Any]]:
-        at, path = self._operation, "/v1/keys"
+        identify, path = self.access.signed_in_operator, "/v1/keys"
+        at = partial(operation, scope="admin", identify=identify, errors=(403,))
         return [
             at("GET", path, "list_keys", "List API keys", self._keys, KeyList),
             at(
@@ -97,17 +99,6 @@ class KeysSurface:
                 errors=(403, 409),
             ),
         ]
-
-    def _operation(
-        self, method: str, path: str, name: str, summary: str, handler: Handler[Any], response_type: type, **more: Any
-    ) -> Operation[Any]:
-        return Operation(
-            *(method, path, name, summary, handler, KNOWLEDGE),
-            response_types=(response_type,),
-            scope="admin",
-            identify=self.access.signed_in_operator,
-            **{"errors": (403,), **more},
-        )
 
     async def _keys(self, call: Call[None]) -> KeyList:
         found, collections = await (await self.anabranch.knowledge()).api_keys()

@@ -3,8 +3,9 @@
 import asyncio
 import binascii
 from base64 import b64decode
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
@@ -15,22 +16,22 @@ from anabranch.app.anabranch import Anabranch
 from anabranch.app.publishing import EndpointPath, public_documents
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import InvalidQuestion, NotFound, UpstreamError
-from anabranch.domain.rights import Scope
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.decode_errors import described
-from anabranch.entrypoints.http.erasures import utc
-from anabranch.entrypoints.http.errors import KNOWLEDGE, RequestTimedOut, RequestTooLarge
+from anabranch.entrypoints.http.errors import RequestTimedOut, RequestTooLarge
 from anabranch.entrypoints.http.openapi import integer, parameter
-from anabranch.entrypoints.http.operations import Call, Handler, Operation, Reply
+from anabranch.entrypoints.http.operations import Call, Operation, Reply
+from anabranch.entrypoints.http.v1_operations import opened, operation, utc
 from anabranch.knowledge.model import Caller, Chunking, DocumentStatus, NewDocument, StoredDocument
-from anabranch.knowledge.records.documents import LEAST_PAGE, Cursors
+from anabranch.knowledge.records.documents import LEAST_PAGE
 from anabranch.network.addresses import parse
 
 if TYPE_CHECKING:  # it imports numpy
     from anabranch.knowledge.knowledge import Knowledge
 
 T = TypeVar("T")
+At = Callable[..., Operation[Any]]
 
 MAX_PAGE = 1_000
 MAX_CHUNKS = 500
@@ -63,15 +64,16 @@ class KnowledgeSurface:
     access: Access
 
     def operations(self) -> list[Operation[Any]]:
+        at = partial(operation, identify=self.access.caller)
         return [
-            *self._collection_operations(),
-            *self._endpoint_operations(),
-            *self._ingest_operations(),
-            *self._document_operations(),
+            *self._collection_operations(at),
+            *self._endpoint_operations(at),
+            *self._ingest_operations(at),
+            *self._document_operations(at),
         ]
 
-    def _collection_operations(self) -> list[Operation[Any]]:
-        at, every, one = self._operation, "/v1/collections", "/v1/collections/{name}"
+    def _collection_operations(self, at: At) -> list[Operation[Any]]:
+        every, one = "/v1/collections", "/v1/collections/{name}"
         view = wire.CollectionView
         return [
             at(
@@ -111,8 +113,8 @@ class KnowledgeSurface:
             ),
         ]
 
-    def _endpoint_operations(self) -> list[Operation[Any]]:
-        at, path = self._operation, "/v1/collections/{name}/endpoint"
+    def _endpoint_operations(self, at: At) -> list[Operation[Any]]:
+        path = "/v1/collections/{name}/endpoint"
         return [
             at(
                 *("GET", path, "list_endpoints", "Where a collection is published"),
@@ -137,8 +139,8 @@ class KnowledgeSurface:
             ),
         ]
 
-    def _ingest_operations(self) -> list[Operation[Any]]:
-        at, job = self._operation, "/v1/ingest/{job}"
+    def _ingest_operations(self, at: At) -> list[Operation[Any]]:
+        job = "/v1/ingest/{job}"
         return [
             at(
                 *("POST", "/v1/ingest", "ingest", "Ingest documents", self._ingest, wire.IngestAccepted),
@@ -152,8 +154,8 @@ class KnowledgeSurface:
             at("DELETE", job, "cancel_job", "Cancel the job", self._cancel, wire.JobView, scope="ingest"),
         ]
 
-    def _document_operations(self) -> list[Operation[Any]]:
-        at, one, view = self._operation, "/v1/documents/{document}", wire.DocumentView
+    def _document_operations(self, at: At) -> list[Operation[Any]]:
+        one, view = "/v1/documents/{document}", wire.DocumentView
         return [
             at(
                 *("GET", "/v1/documents", "list_documents", "List documents", self._documents, wire.DocumentPage),
@@ -203,26 +205,6 @@ class KnowledgeSurface:
                 scope="ingest",
             ),
         ]
-
-    def _operation(
-        self,
-        method: str,
-        path: str,
-        name: str,
-        summary: str,
-        handler: Handler[Any],
-        response_type: type,
-        *,
-        scope: Scope,
-        **more: Any,
-    ) -> Operation[Any]:
-        return Operation(
-            *(method, path, name, summary, handler, KNOWLEDGE),
-            response_types=(response_type,),
-            scope=scope,
-            identify=self.access.caller,
-            **more,
-        )
 
     async def _create(self, call: Call[wire.NewCollection]) -> wire.CollectionView:
         request, knowledge = call.request, await self.anabranch.knowledge()
@@ -315,7 +297,7 @@ class KnowledgeSurface:
             raise InvalidQuestion(f"status takes {', '.join(STATUSES[:-1])} or {STATUSES[-1]}.")
         knowledge = await self.anabranch.knowledge()
         cursors = await knowledge.cursors()
-        after = _after(call.query, cursors)
+        after = opened(call.query.get("after"), cursors) or 0
         wanted: dict[str, Any] = {"status": status, "connector_id": call.query.get("connector_id")}
         found, total = await knowledge.documents(
             *(call.caller, call.query.get("collection"), after, limit + 1), **wanted
@@ -362,11 +344,11 @@ class KnowledgeSurface:
         limit = _number(call.query, "limit", 100, least=1, most=MAX_CHUNKS)
         knowledge = await self.anabranch.knowledge()
         cursors = await knowledge.cursors()
-        begin = min(_after(call.query, cursors), MAX_OFFSET)
+        begin = min(opened(call.query.get("after"), cursors) or 0, MAX_OFFSET)
         found, total = await knowledge.chunks(call.caller, call.params["document"], begin, limit)
         more = begin + len(found) < total and bool(found)
         return wire.ChunkPage(
-            chunks=[wire.chunk(one) for one in found],
+            chunks=found,
             total=total,
             has_more=more,
             next=cursors.sealed(begin + len(found)) if more else None,
@@ -408,14 +390,6 @@ def _number(query: QueryParams, name: str, default: int, *, least: int, most: in
     if not (value.isascii() and value.isdecimal() and len(value) < 11 and least <= int(value) <= most):
         raise InvalidQuestion(f"{name} takes a whole number from {least:,} to {most:,}.")
     return int(value)
-
-
-def _after(query: QueryParams, cursors: Cursors) -> int:
-    """What the cursor of a page stands for; 0 without one."""
-    after = cursors.opened(query["after"]) if "after" in query else 0
-    if after is None:
-        raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
-    return after
 
 
 async def read_upload(call: Call[Any], settings: Settings) -> Upload:

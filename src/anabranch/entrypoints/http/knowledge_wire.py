@@ -10,10 +10,11 @@ from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.app.publishing import OWNER_SLUG, EndpointPath
 from anabranch.domain.errors import InvalidQuestion
-from anabranch.domain.model import ChunkType, Value
+from anabranch.domain.model import Value
 from anabranch.entrypoints.http.operations import is_deeper
 from anabranch.knowledge.model import (
     Caller,
+    ChunkView,
     Collection,
     DocumentStatus,
     ItemStatus,
@@ -22,7 +23,6 @@ from anabranch.knowledge.model import (
     Outcome,
     Permissions,
     SourceType,
-    StoredChunk,
     StoredDocument,
     Strategy,
     Visibility,
@@ -30,7 +30,7 @@ from anabranch.knowledge.model import (
 from anabranch.knowledge.records.collections import PublishedEndpoint
 
 if TYPE_CHECKING:
-    from anabranch.knowledge.knowledge import CollectionCounts
+    from anabranch.knowledge.collection_counts import CollectionCounts
 
 MAX_DEPTH = 20
 # Characters of a document; a millisecond or two.
@@ -313,20 +313,6 @@ class DocumentPage(Value):
     next: str | None
 
 
-class ChunkView(Value):
-    """A chunk of a document; `index` counts from 0, `start_char` and `end_char` are offsets in its content."""
-
-    id: str
-    index: int
-    start_char: int
-    end_char: int
-    tokens: int
-    type: ChunkType
-    headers: tuple[str, ...]
-    page: int | None
-    text: str
-
-
 class ChunkPage(Value):
     """Chunks of a document in their order; `total` counts all of it, `next` is the `after` of the next page."""
 
@@ -455,20 +441,6 @@ def document(found: StoredDocument, where: Collection, caller: Caller) -> Docume
         pages=found.pages,
         created_at=_moment(found.created_at),
         updated_at=_moment(found.updated_at),
-    )
-
-
-def chunk(found: StoredChunk) -> ChunkView:
-    return ChunkView(
-        id=found.id,
-        index=found.index,
-        start_char=found.start,
-        end_char=found.end,
-        tokens=found.tokens,
-        type=found.kind,
-        headers=found.headers,
-        page=found.page,
-        text=found.text,
     )
 
 

@@ -10,8 +10,8 @@ from anabranch.app.caller_limits import LimitUsage
 from anabranch.domain.model import Value
 from anabranch.domain.shares import claimant
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.errors import KNOWLEDGE
 from anabranch.entrypoints.http.operations import Call, Operation
+from anabranch.entrypoints.http.v1_operations import operation
 
 
 class LimitView(Value):
@@ -43,11 +43,9 @@ class LimitsSurface:
 
     def operations(self) -> list[Operation[Any]]:
         return [
-            Operation(
-                *("GET", "/v1/limits", "list_limits", "Your limits, and what you use of them"),
-                *(self._limits, KNOWLEDGE),
+            operation(
+                *("GET", "/v1/limits", "list_limits", "Your limits, and what you use of them", self._limits, LimitList),
                 scope=None,
-                response_types=(LimitList,),
                 identify=self.access.caller,
             )
         ]

@@ -59,7 +59,8 @@ from anabranch.entrypoints.http.query import (
 )
 from anabranch.entrypoints.http.query_wire import MAX_QUERY
 from anabranch.entrypoints.http.streams import AnswerSurface
-from anabranch.knowledge.records.queries import LoggedAnswer, asker
+from anabranch.knowledge.records.logged_queries import LoggedAnswer
+from anabranch.knowledge.records.queries import asker
 from anabranch.pipeline.prompt import estimated_tokens
 from anabranch.pipeline.run import Run
 
@@ -297,7 +298,7 @@ class OpenAISurface(AnswerSurface):
         if knowledge is None:
             raise NotFound("Nothing is stored.")
         found = await knowledge.logged_query(call.caller, identifier)
-        if found.query.user != asker(call.caller):
+        if found.query.entry.user != (asker(call.caller) or None):
             raise NotFound("It was asked by another caller.")
         return found
 
@@ -305,7 +306,7 @@ class OpenAISurface(AnswerSurface):
         """The conversation of a response of the caller's own, and its turns."""
         identifier = response.removeprefix(RESPONSE_ID)
         try:
-            conversation = (await self._logged(call, identifier)).query.conversation
+            conversation = (await self._logged(call, identifier)).query.entry.conversation_id
             if conversation is None:
                 raise NotFound("It belongs to no conversation.")
         except NotFound:

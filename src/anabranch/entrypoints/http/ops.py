@@ -9,18 +9,15 @@ from typing import Any
 
 import msgspec
 from prometheus_client.exposition import gzip_accepted
-from starlette.types import Scope
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.app.readiness import NotReady
-from anabranch.domain.errors import Forbidden
 from anabranch.domain.model import Value
 from anabranch.entrypoints.http import openapi
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import PLAIN
 from anabranch.entrypoints.http.operations import Call, Operation, Reply, header, unless_known
 from anabranch.entrypoints.http.stop_signals import StopSignals
-from anabranch.knowledge.model import Caller
 from anabranch.telemetry.metrics import Metrics
 
 CLIENT = {
@@ -101,19 +98,13 @@ class OpsSurface:
                 response_types=(str,),
                 errors=(401, 403),
                 scope=None if self._anabranch.settings.metrics_public else "read",
-                identify=None if self._anabranch.settings.metrics_public else self._operator,
+                # They name the endpoints of every owner.
+                identify=None
+                if self._anabranch.settings.metrics_public
+                else partial(self._access.operator, "the metrics"),
             ),
             *web,
         ]
-
-    async def _operator(self, scope: Scope) -> Caller:
-        """Metrics name the endpoints of every owner, so they are for the operator."""
-        caller = await self._access.caller(scope)
-        if not caller.operator:
-            raise Forbidden(
-                "Only the operator may read the metrics; make a key with: anabranch keys create --user NAME --operator"
-            )
-        return caller
 
     async def _health(self, _call: Call[None]) -> Health:
         return self._healthy

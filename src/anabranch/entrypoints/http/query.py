@@ -79,7 +79,7 @@ from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, event_
 from anabranch.entrypoints.verification import verification
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import made_at, new_id
-from anabranch.knowledge.records.queries import MAX_TURNS
+from anabranch.knowledge.records.logged_queries import MAX_TURNS
 from anabranch.pipeline.run import Run
 
 SEARCH_FAILED = "The search failed."

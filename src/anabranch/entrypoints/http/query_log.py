@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -13,19 +13,27 @@ from starlette.types import Receive
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.app.query_log import OFF
-from anabranch.domain.errors import InvalidQuestion, NotFound
+from anabranch.domain.errors import NotFound
 from anabranch.domain.model import Value
-from anabranch.domain.rights import Scope
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.decode_errors import explain
-from anabranch.entrypoints.http.errors import KNOWLEDGE, ClientGone
+from anabranch.entrypoints.http.errors import ClientGone
 from anabranch.entrypoints.http.openapi import integer, parameter
-from anabranch.entrypoints.http.operations import Call, Handler, Operation
+from anabranch.entrypoints.http.operations import Call, Operation
 from anabranch.entrypoints.http.streams import ShutdownEvent, until_gone
+from anabranch.entrypoints.http.v1_operations import (
+    PAGE,
+    PERIOD,
+    TEXT,
+    LogParameters,
+    Name,
+    opened,
+    operation,
+    page_of,
+    url_parameters,
+)
 from anabranch.entrypoints.logged_queries import (
     FeedbackEntry,
     QueryDetail,
-    QueryEntry,
     feedback_entry,
     query_detail,
     query_entry,
@@ -33,16 +41,13 @@ from anabranch.entrypoints.logged_queries import (
 )
 from anabranch.knowledge.model import Caller, Rating
 from anabranch.knowledge.records.database import made_at
-from anabranch.knowledge.records.queries import LoggedQuery, QueryFilter
+from anabranch.knowledge.records.logged_queries import LoggedQuery, QueryEntry, QueryFilter
 
-MAX_PAGE = 200
 MAX_MS = 86_400_000
 RECENT_S = 2.0
 RATE_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 GUESTS = "Guests have no entries in the query log; send an API key, or a token that names a user."
 NO_FOLDER = "There is no data folder yet, and questions are kept in it."
-
-Name = Annotated[str, Meta(max_length=500)]
 
 
 class Feedback(Value):
@@ -84,18 +89,14 @@ class FeedbackPage(Value):
     note: str | None
 
 
-class FeedbackParameters(Value):
-    """The parameters of a list of feedback, as they stand in the URL."""
+class FeedbackParameters(LogParameters):
+    """Also those of `RATED`."""
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
-    after: Name | None = None
     rating: Rating | None = None
-    since: Name | None = None
-    until: Name | None = None
 
 
 class QueryParameters(FeedbackParameters):
-    """The parameters of a list of questions, as they stand in the URL."""
+    """Also those of `FILTERS`."""
 
     collection: Name | None = None
     conversation_id: Name | None = None
@@ -104,15 +105,7 @@ class QueryParameters(FeedbackParameters):
     slower_than_ms: Annotated[int, Meta(ge=0, le=MAX_MS)] | None = None
 
 
-TEXT = {"type": "string", "maxLength": 500}
-TIME = {"type": "string", "maxLength": 500, "examples": ["2024-12-31", "2024-12-31T09:00:00Z"]}
-PAGING = (
-    parameter("limit", integer(1, MAX_PAGE, default=50), "Page size"),
-    parameter("after", TEXT, "`next` of the previous page"),
-    parameter("rating", {"enum": ["thumbs_up", "thumbs_down"]}, "Only answers with this rating"),
-    parameter("since", TIME, "From this day (UTC) or time on"),
-    parameter("until", TIME, "Up to and including this day (UTC), or before this time"),
-)
+RATED = parameter("rating", {"enum": ["thumbs_up", "thumbs_down"]}, "Only answers with this rating")
 FILTERS = (
     parameter("collection", TEXT, "Id or name of a collection"),
     parameter("conversation_id", TEXT, "Only this conversation"),
@@ -122,17 +115,6 @@ FILTERS = (
     parameter("outcome", TEXT, "`answered`, `refused`, an error code, or `failed` for every error code"),
     parameter("slower_than_ms", integer(0, MAX_MS), "Only questions that took longer"),
 )
-
-
-P = TypeVar("P", bound=Value)
-
-
-def url_parameters(call: Call[None], kind: type[P]) -> P:
-    """The parameters in the URL of a request, checked."""
-    try:
-        return msgspec.convert(dict(call.query), kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidQuestion(explain(str(error), kind)) from None
 
 
 class LogPage(NamedTuple):
@@ -150,11 +132,11 @@ class QueryLogSurface:
     closing: ShutdownEvent
 
     def operations(self) -> list[Operation[Any]]:
-        at, feedback = self._operation, "/v1/feedback"
+        at, feedback = partial(operation, identify=self.access.caller), "/v1/feedback"
         return [
             at(
                 *("GET", "/v1/queries", "list_queries", "List questions of the query log", self._queries, QueryPage),
-                parameters=(*PAGING, *FILTERS),
+                parameters=(*PAGE, RATED, *PERIOD, *FILTERS),
                 scope="read",
             ),
             at(
@@ -170,7 +152,7 @@ class QueryLogSurface:
             ),
             at(
                 *("GET", feedback, "list_feedback", "List ratings", self._feedback, FeedbackPage),
-                parameters=PAGING,
+                parameters=(*PAGE, RATED, *PERIOD),
                 scope="read",
             ),
             at(
@@ -179,26 +161,6 @@ class QueryLogSurface:
                 scope="ask",
             ),
         ]
-
-    def _operation(
-        self,
-        method: str,
-        path: str,
-        name: str,
-        summary: str,
-        handler: Handler[Any],
-        response_type: type,
-        *,
-        scope: Scope,
-        **more: Any,
-    ) -> Operation[Any]:
-        return Operation(
-            *(method, path, name, summary, handler, KNOWLEDGE),
-            response_types=(response_type,),
-            scope=scope,
-            identify=self.access.caller,
-            **more,
-        )
 
     async def _queries(self, call: Call[None]) -> QueryPage:
         given = url_parameters(call, QueryParameters)
@@ -218,14 +180,9 @@ class QueryLogSurface:
         await self.anabranch.query_log.settled()
         knowledge = await self.anabranch.knowledge()
         cursors, wanted = await knowledge.cursors(), await self._wanted(call.caller, given)
-        before = None if given.after is None else cursors.opened(given.after)
-        if given.after is not None and before is None:
-            raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
-        entries = await knowledge.logged_queries(call.caller, wanted, before, given.limit + 1, rated=rated)
-        if len(entries) <= given.limit:
-            return LogPage(entries)
-        last = entries[given.limit - 1]
-        return LogPage(entries[: given.limit], cursors.sealed((last.rated_us or 0) if rated else last.key))
+        before = opened(given.after, cursors)
+        found = await knowledge.logged_queries(call.caller, wanted, before, given.limit + 1, rated=rated)
+        return LogPage(*page_of(found, given.limit, lambda one: (one.rated_us or 0) if rated else one.key, cursors))
 
     def _why_empty(self, caller: Caller) -> str | None:
         """The reason if nothing is kept for this caller."""

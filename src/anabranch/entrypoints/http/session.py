@@ -1,6 +1,7 @@
 """Signing in from a browser: a cookie keeps the API key, and everybody can ask who they are."""
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -14,8 +15,9 @@ from anabranch.domain.errors import Forbidden
 from anabranch.domain.model import Value
 from anabranch.domain.shares import claimant
 from anabranch.entrypoints.http.access import Access, cookie_name
-from anabranch.entrypoints.http.errors import KNOWLEDGE, Headers
+from anabranch.entrypoints.http.errors import Headers
 from anabranch.entrypoints.http.operations import JSON, Call, Operation, Reply, header
+from anabranch.entrypoints.http.v1_operations import operation
 from anabranch.knowledge.model import Caller, Identified
 
 MAX_AGE_S = 30 * 24 * 3600
@@ -54,24 +56,15 @@ class SessionSurface:
     access: Access
 
     def operations(self) -> list[Operation[Any]]:
-        path, view = "/v1/session", (SessionView,)
+        at, path = partial(operation, response_type=SessionView, scope=None), "/v1/session"
         return [
-            Operation(
-                "GET", path, "session", "Who the caller is", self._show, KNOWLEDGE, scope=None, response_types=view
-            ),
-            Operation(
-                *("POST", path, "sign_in", "Sign in with an API key, which a cookie keeps", self._sign_in, KNOWLEDGE),
-                scope=None,
+            at("GET", path, "session", "Who the caller is", self._show),
+            at(
+                *("POST", path, "sign_in", "Sign in with an API key, which a cookie keeps", self._sign_in),
                 request_type=SignIn,
-                response_types=view,
                 errors=(403,),
             ),
-            Operation(
-                *("DELETE", path, "sign_out", "Sign out: clears the cookie", self._sign_out, KNOWLEDGE),
-                scope=None,
-                response_types=view,
-                errors=(403,),
-            ),
+            at("DELETE", path, "sign_out", "Sign out: clears the cookie", self._sign_out, errors=(403,)),
         ]
 
     async def _show(self, call: Call[None]) -> Reply:

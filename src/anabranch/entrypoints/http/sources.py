@@ -1,6 +1,7 @@
 """Everything that a question can go to, under /v1/sources: listed with its health, added, tested and removed."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -12,8 +13,8 @@ from anabranch.configuration.added_sources import FILE, ONLY_URLS, AddedBlocks, 
 from anabranch.domain.errors import ConfigurationError, InvalidQuestion, NotFound
 from anabranch.domain.model import Value
 from anabranch.entrypoints.http.access import Access, is_signed_in_operator
-from anabranch.entrypoints.http.errors import KNOWLEDGE
-from anabranch.entrypoints.http.operations import Call, Handler, Operation, is_deeper
+from anabranch.entrypoints.http.operations import Call, Operation, is_deeper
+from anabranch.entrypoints.http.v1_operations import operation
 from anabranch.telemetry.endpoint_history import MINUTES, EndpointHistory
 
 MAX_DEPTH = 20
@@ -103,7 +104,8 @@ class SourcesSurface:
     history: EndpointHistory
 
     def operations(self) -> list[Operation[Any]]:
-        at, path = self._operation, "/v1/sources"
+        identify, path = self.access.signed_in_operator, "/v1/sources"
+        at = partial(operation, scope="admin", identify=identify, max_request_bytes=MAX_REQUEST_BYTES)
         return [
             at(
                 *("GET", path, "list_sources", "List sources and models with their health", self._list, SourceList),
@@ -134,16 +136,6 @@ class SourcesSurface:
                 errors=(403, 409),
             ),
         ]
-
-    def _operation(
-        self, method: str, path: str, name: str, summary: str, handler: Handler[Any], response_type: type, **more: Any
-    ) -> Operation[Any]:
-        return Operation(
-            *(method, path, name, summary, handler, KNOWLEDGE),
-            response_types=(response_type,),
-            max_request_bytes=MAX_REQUEST_BYTES,
-            **{"scope": "admin", "identify": self.access.signed_in_operator, **more},
-        )
 
     async def _list(self, call: Call[None]) -> SourceList:
         operator = call.caller.operator

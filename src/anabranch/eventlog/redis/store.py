@@ -96,7 +96,7 @@ class RedisStreamStore:
     async def trim(self, owner: StreamOwner, head: int, floor: int, gone: Sequence[int]) -> None:
         await self._verdict("trim", _keys(owner.stream), owner.token, head, floor, *gone)
 
-    async def read(self, stream: str, after: int, limit: int, *, onward: bool = False) -> Page | None:
+    async def read(self, stream: str, after: int, limit: int, *, onward: bool) -> Page | None:
         """The entries after a cursor, or None if there is no such stream; they may be fewer than `limit`, even when
         there are more. With `onward` the cursor is never reset."""
         after = max(0, min(after, LAST)) if after >= 0 else LAST

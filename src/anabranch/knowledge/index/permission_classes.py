@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anabranch.domain.audit import GROUP, USER
+from anabranch.domain.audit import GROUP, OPERATOR, USER
 from anabranch.knowledge.model import ADDRESS, Caller, Collection, Permissions
 
 EVERYBODY = "everybody"
@@ -40,16 +40,19 @@ class PermissionClasses:
         found = self._numbers.get(one)
         if found is None:
             found = self._numbers[one] = len(self._numbers)
-            for reader in _readers(one):
+            readers = _readers(owner, permissions)
+            if one.followed:
+                readers.add(f"{ADDRESS}{one.followed}")
+            for reader in readers:
                 self._of.setdefault(reader, []).append(found)
         return found
 
     def permitted(self, caller: Caller, followed: Iterable[int] = ()) -> NDArray[np.bool_]:
         """Which classes permit a caller whom these collections permit."""
-        if caller.operator:
+        if caller.operator:  # faster than to look them up
             return np.ones(len(self), np.bool_)
         mask = np.zeros(len(self), np.bool_)
-        for reader in (EVERYBODY, *_names(caller), *(f"{ADDRESS}{key}" for key in followed)):
+        for reader in (*_names(caller), *(f"{ADDRESS}{key}" for key in followed)):
             mask[self._of.get(reader, [])] = True
         return mask
 
@@ -69,44 +72,41 @@ class PermissionClasses:
 
 
 class CollectionReaders:
-    """Which collections permit a caller."""
+    """The collections that permit each user, group, and everybody, by key."""
 
-    def __init__(self, collections: Iterable[Collection] = ()) -> None:
-        self._classes = PermissionClasses()
-        self._numbers: dict[int, int] = {}
-        for one in collections:
-            self.add(one)
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether most permissions are those that collections had before."""
-        return len(self._classes) > MIN_UNUSED + 2 * len(self._numbers)
+    def __init__(self) -> None:
+        self._of: dict[str, list[int]] = {}
 
     def add(self, one: Collection) -> None:
-        """Add a collection, or replace its permissions."""
-        self._numbers[one.key] = self._classes.number(one.owner, one.settings.default_permissions, 0)
+        for reader in _readers(one.owner, one.settings.default_permissions):
+            self._of.setdefault(reader, []).append(one.key)
 
-    def remove(self, key: int) -> None:
-        self._numbers.pop(key, None)
+    def remove(self, one: Collection) -> None:
+        for reader in _readers(one.owner, one.settings.default_permissions):
+            keys = self._of[reader]
+            keys.remove(one.key)
+            if not keys:
+                del self._of[reader]
 
     def permitting(self, caller: Caller) -> set[int]:
-        """The keys of the collections."""
-        permitted = self._classes.permitted(caller)
-        return {key for key, number in self._numbers.items() if permitted[number]}
+        return {key for reader in _names(caller) for key in self._of.get(reader, ())}
 
 
-def _readers(one: PermissionClass) -> Iterator[str]:
-    """Whom a class permits, as `Permissions.permits` does."""
-    yield USER + one.owner
-    if one.followed:
-        yield f"{ADDRESS}{one.followed}"
-    elif one.permissions.visibility == "public":
-        yield EVERYBODY
-    elif one.permissions.visibility == "restricted":
-        yield from one.permissions.granted
+def _readers(owner: str, permissions: Permissions) -> set[str]:
+    """Whom permissions permit, as `Permissions.permits` does."""
+    readers = {OPERATOR, USER + owner}
+    if permissions.visibility == "public":
+        readers.add(EVERYBODY)
+    elif permissions.visibility == "restricted":
+        readers.update(permissions.granted)
+    return readers
 
 
 def _names(caller: Caller) -> Iterator[str]:
+    """What a caller is among readers."""
+    yield EVERYBODY
+    if caller.operator:
+        yield OPERATOR
     if caller.user is not None:
         yield USER + caller.user
     yield from (GROUP + group for group in caller.groups)

@@ -18,7 +18,7 @@ from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManife
 from anabranch.knowledge.index.permission_classes import CollectionReaders, PermissionClasses
 from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
 from anabranch.knowledge.model import Caller, Collection
-from anabranch.knowledge.records import collections, documents
+from anabranch.knowledge.records import attributes, changes, collections, documents
 from anabranch.knowledge.records.database import Connection, Row, StaleSnapshot
 from anabranch.text.words import terms
 
@@ -47,16 +47,16 @@ class Catalog:
     def refresh(self, db: Connection) -> tuple[int, bool]:
         """Apply all changes up to the connection's snapshot; returns its newest change, and whether everything was read
         again because older changes are deleted."""
-        oldest, head = documents.change_range(db)
+        oldest, head = changes.bounds(db)
         if head <= self.seq:
             return head, False
         everything = self.seq < 0 or oldest > self.seq + 1
-        self._refresh_collections(db, [0] if everything else documents.changed_collections(db, self.seq))
+        self._refresh_collections(db, [0] if everything else changes.collections_since(db, self.seq))
         if everything:
             self._table = np.zeros(0, _ROW)
             self._store(documents.rows(db))
         else:
-            changed = documents.changed_since(db, self.seq)
+            changed = changes.documents_since(db, self.seq)
             rows = list(documents.rows(db, changed))
             removed = set(changed) - {row["key"] for row in rows}
             self._table["alive"][[key for key in removed if key < len(self._table)]] = False
@@ -69,16 +69,13 @@ class Catalog:
     def _refresh_collections(self, db: Connection, keys: Sequence[int]) -> None:
         """Read those that have changed: others may have long lists of users. 0 stands for all."""
         if 0 in keys:
-            self.collections = {one.key: one for one in collections.listed(db)}
-        elif keys:
-            found = {one.key: one for one in collections.by_keys(db, keys)}
-            self.collections = {key: one for key, one in self.collections.items() if key not in keys} | found
-            for key in keys:
-                self._readers.remove(key)
-            for one in found.values():
-                self._readers.add(one)
-        if 0 in keys or self._readers.is_sparse:
-            self._readers = CollectionReaders(self.collections.values())
+            self.collections, self._readers = {}, CollectionReaders()
+        for key in keys:
+            if key in self.collections:
+                self._readers.remove(self.collections.pop(key))
+        for one in collections.listed(db) if 0 in keys else collections.by_keys(db, keys):
+            self.collections[one.key] = one
+            self._readers.add(one)
 
     def _store(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -123,7 +120,7 @@ class Catalog:
         if filters.end is not None:
             mask &= self._table["day"] <= date.fromisoformat(filters.end).toordinal()
         for name, value in (*filters.metadata.items(), *(("tags", tag) for tag in filters.tags)):
-            mask &= self.with_attribute(db, name, documents.attribute(value))
+            mask &= self.with_attribute(db, name, attributes.comparable(value))
         return mask
 
     def named(self, names: tuple[str, ...], caller: Caller, permitted: Mask) -> list[Collection]:
@@ -164,7 +161,7 @@ class Catalog:
         mask = self._attributes.get((name, value))
         if mask is None:
             mask = self._attributes[name, value] = np.zeros(len(self._table), bool)
-            mask[documents.with_attribute(db, name, value)] = True
+            mask[attributes.documents_with(db, name, value)] = True
             if len(self._attributes) > MAX_CACHED_FILTERS:
                 self._attributes.popitem(last=False)
         return mask
@@ -431,7 +428,7 @@ def is_manifest_lost(db: Connection, generations: Generations) -> bool:
 
 def is_foreign(db: Connection, manifest: IndexManifest) -> bool:
     """Whether an index was made of other records than those of a snapshot that began after its manifest was read."""
-    _, head = documents.change_range(db)
+    _, head = changes.bounds(db)
     return manifest.seq > head
 
 

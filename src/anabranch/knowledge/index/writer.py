@@ -19,7 +19,7 @@ from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManife
 from anabranch.knowledge.index.reader import REBUILT, Catalog, is_foreign, is_manifest_lost, load
 from anabranch.knowledge.index.segment import BinaryVectors, Mask, Segment
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import documents
+from anabranch.knowledge.records import changes, documents, embeddings
 from anabranch.knowledge.records.database import Connection, Database, StoreFailed
 from anabranch.telemetry.log import Log
 
@@ -250,7 +250,7 @@ class IndexWriter:
             self._replace(held, at, at, [self._written(segment, manifest.number + 1)])
             self._note_indexed()
             # A reader that has not seen them reloads everything.
-            self._database.writing(lambda db: documents.trim_changes(db, self._catalog.seq - KEPT_CHANGES))
+            self._database.writing(lambda db: changes.trim(db, self._catalog.seq - KEPT_CHANGES))
         return more
 
     def _merge(self, chosen: Callable[[Sequence[int]], int | None]) -> None:
@@ -339,21 +339,21 @@ async def reembed(
     never an index of one beside records of the other."""
     _, total = database.reading(documents.counts)
     _check_lengths(database, embedder, batch_size)
-    database.writing(documents.begin_replacement)
+    database.writing(embeddings.begin_replacement)
     done = 0
     try:
         for batch in _batches(database, batch_size):
             embedded = await embedder.embed([text for _, text in batch])
             rows = [(key, one.vector, one.tokens) for (key, _), one in zip(batch, embedded, strict=True)]
-            database.writing(partial(documents.add_replacements, rows=rows))
+            database.writing(partial(embeddings.add_replacements, rows=rows))
             done += len(batch)
             progress(done, total)
         # The index goes first, because it holds the old vectors: without one, searches read the records.
         generations.publish(IndexManifest(number=generations.current().number))
-        database.writing(lambda db: documents.swap_in_replacement(db, embedder.name))
+        database.writing(lambda db: embeddings.swap_in_replacement(db, embedder.name))
     except BaseException:
         with suppress(AnabranchError):
-            database.writing(documents.drop_replacement)
+            database.writing(embeddings.drop_replacement)
         raise
     return done
 

@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b, sha256
 from typing import Any
 
@@ -18,8 +19,10 @@ from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records.database import as_json
+from anabranch.knowledge.records.facts import fact, set_fact
 from anabranch.knowledge.records.schema import AUDIT, MIGRATIONS
 
+EPOCH = datetime.fromtimestamp(0, UTC)
 # A name has another salt every day: who did what on different days cannot be compared once it is forgotten.
 DAY_US = 86_400_000_000
 DIGEST_BYTES = SALT_BYTES = 16
@@ -331,7 +334,7 @@ def after(db: sqlite3.Connection, seq: int, limit: int) -> list[AuditRecord]:
 def _records(db: sqlite3.Connection, query: str, values: Mapping[str, Any] | Sequence[Any]) -> list[AuditRecord]:
     try:
         return [_record(db, row) for row in db.execute(query, values)]
-    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError):
+    except (msgspec.MsgspecError, AttributeError, OverflowError, TypeError, ValueError):
         raise AuditDamaged from None
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):  # a text is not UTF-8
@@ -349,7 +352,7 @@ def _record(db: sqlite3.Connection, row: sqlite3.Row) -> AuditRecord:
     details.pop("granted", None)
     return AuditRecord(
         seq=row["seq"],
-        at=row["at_us"] / 1_000_000,
+        at=EPOCH + timedelta(microseconds=row["at_us"]),
         action=row["action"],
         outcome=row["outcome"],
         actor=_shown(row["actor"], row["actor_name"]),
@@ -377,9 +380,8 @@ def _names_of(db: sqlite3.Connection, digests: Sequence[bytes]) -> Iterator[str 
 
 def passed_on(db: sqlite3.Connection, reader: str) -> int:
     """Up to which record the log was passed on to a reader outside, such as a collector."""
-    row = db.execute("SELECT value FROM facts WHERE name = ?", (f"audit_{reader}",)).fetchone()
-    return 0 if row is None else int(row[0])
+    return int(fact(db, f"audit_{reader}") or 0)
 
 
 def set_passed_on(db: sqlite3.Connection, reader: str, seq: int) -> None:
-    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (f"audit_{reader}", str(seq)))
+    set_fact(db, f"audit_{reader}", str(seq))

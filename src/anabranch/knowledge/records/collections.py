@@ -10,8 +10,9 @@ import msgspec
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Collection, CollectionSettings, DefaultVisibility, Erased
-from anabranch.knowledge.records import audit, documents
+from anabranch.knowledge.records import audit, changes, documents
 from anabranch.knowledge.records.database import as_json, new_id
+from anabranch.knowledge.records.facts import fact
 
 
 class PublishedEndpoint(Value):
@@ -36,7 +37,7 @@ def create(
         ).lastrowid
     except sqlite3.IntegrityError:
         return None
-    documents.record_change(db, "collection", -(key or 0))
+    changes.record(db, "collection", -(key or 0))
     created = by_key(db, key or 0)
     if created is not None:
         granted = settings.default_permissions.granted
@@ -46,8 +47,7 @@ def create(
 
 def default_visibility(db: sqlite3.Connection) -> DefaultVisibility:
     """Who sees a new collection for which nobody says it, if the settings do not."""
-    row = db.execute("SELECT value FROM facts WHERE name = 'default_visibility'").fetchone()
-    return "public" if row is not None and row["value"] == "public" else "private"
+    return "public" if fact(db, "default_visibility") == "public" else "private"
 
 
 def describe(db: sqlite3.Connection, found: Collection, description: str, settings: CollectionSettings) -> Collection:
@@ -58,7 +58,7 @@ def describe(db: sqlite3.Connection, found: Collection, description: str, settin
         "UPDATE collections SET description = ?, settings = ? WHERE key = ?",
         (description, as_json(settings), found.key),
     )
-    documents.record_change(db, "collection", -found.key)
+    changes.record(db, "collection", -found.key)
     chosen = settings.default_permissions
     changed = msgspec.structs.replace(found, description=description, settings=settings)
     what = "changed" if chosen == found.settings.default_permissions else "permissions_changed"
@@ -105,7 +105,7 @@ def delete(db: sqlite3.Connection, key: int) -> int:
     db.execute("DELETE FROM query_collections WHERE collection = ?", (key,))
     db.execute("DELETE FROM query_counts WHERE collection = ?", (key,))
     db.execute("DELETE FROM collections WHERE key = ?", (key,))
-    documents.record_change(db, "collection", -key)
+    changes.record(db, "collection", -key)
     return len(keys)
 
 
@@ -123,7 +123,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
         if permissions != one.settings.default_permissions:
             settings = msgspec.structs.replace(one.settings, default_permissions=permissions)
             db.execute("UPDATE collections SET settings = ? WHERE key = ?", (as_json(settings), one.key))
-            documents.record_change(db, "collection", -one.key)
+            changes.record(db, "collection", -one.key)
     return len(owned)
 
 

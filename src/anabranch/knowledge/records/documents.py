@@ -1,12 +1,8 @@
-"""Documents, chunks and vectors in the records, the log of their changes, and the cursors of their lists."""
+"""Documents and their chunks in the records, the embedder of these, and up to which chunk an index was written."""
 
-import hmac
-import secrets
 import sqlite3
 import time
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -14,89 +10,22 @@ import msgspec
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Embedding
-from anabranch.knowledge.model import Caller, DocumentDraft, Erased, Permissions, Piece, StoredChunk, StoredDocument
-from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.database import StoreFailed, as_json, new_id
+from anabranch.knowledge.model import Caller, ChunkView, DocumentDraft, Erased, Permissions, Piece, StoredDocument
+from anabranch.knowledge.records import attributes, audit, changes
+from anabranch.knowledge.records.database import as_json, new_id
+from anabranch.knowledge.records.facts import fact, forget_fact, set_fact
 from anabranch.knowledge.records.schema import MEASURE
+from anabranch.knowledge.records.visibility import VISIBLE, visible_to
 
-CURSOR_FACT = "cursor_secret"
 INDEXED_FACT = "indexed_chunk"
-WIDTH = 8
+EMBEDDER_FACT, DIMENSIONS_FACT = "embedder", "dimensions"
 MAX_KEY = 2**63 - 1
-MAX_ATTRIBUTES = 200
-MAX_ATTRIBUTE = 500
 NameColumn = Literal["filename", "title"]
 NAME_COLUMNS: tuple[NameColumn, ...] = ("filename", "title")
-# The attribute by which filters find what a connector has sent.
-CONNECTOR = "source.connector_id"
 MAX_NAMES_READ = 2_000
 # A page ends early where the metadata of its documents is more than this, but not before it has so many of them.
 MAX_PAGE_BYTES = 2_000_000
 LEAST_PAGE = 30
-# Whether a key is not restricted to other collections: as `Caller.sees`.
-SEEN = "(:collections IS NULL OR {collection} IN (SELECT value FROM json_each(:collections)))"
-# Whether an owner or permissions, as columns or in JSON, permit a caller: as `Permissions.permits`.
-PERMITTED = """(
-    {owner} = :user OR {visibility} = 'public' OR {visibility} = 'restricted' AND (
-        EXISTS (SELECT 1 FROM json_each({users}) WHERE value = :user)
-        OR EXISTS (SELECT 1 FROM json_each({groups}) WHERE value IN (SELECT value FROM json_each(:groups)))
-    )
-)"""
-OF_DOCUMENT = PERMITTED.format(
-    owner="documents.owner", visibility="documents.visibility", users="allowed_users", groups="allowed_groups"
-)
-OF_COLLECTION = PERMITTED.format(
-    owner="followed.owner",
-    visibility="json_extract(followed.settings, '$.default_permissions.visibility')",
-    users="followed.settings, '$.default_permissions.allowed_users'",
-    groups="followed.settings, '$.default_permissions.allowed_groups'",
-)
-# Of the rows of `documents`, those that a caller may see: as `Catalog.permitted`, for queries that must not read what
-# others have stored. Its values come from `visible_to`.
-VISIBLE = f"""({SEEN.format(collection="documents.collection")} AND (
-    :operator OR {OF_DOCUMENT} OR documents.visibility = 'collection' AND EXISTS (
-        SELECT 1 FROM collections AS followed WHERE followed.key = documents.collection AND {OF_COLLECTION}
-    )
-)
-)"""  # noqa: S608  our own names
-
-
-class Cursors:
-    """Encrypts document keys, so that a cursor does not say how many documents there are."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-
-    def sealed(self, key: int) -> str:
-        nonce = secrets.token_bytes(WIDTH)
-        hidden = (key ^ int.from_bytes(self._digest(b"pad", nonce), "big")).to_bytes(WIDTH, "big")
-        return urlsafe_b64encode(nonce + hidden + self._digest(b"tag", nonce + hidden)).decode()
-
-    def opened(self, cursor: str) -> int | None:
-        """The key of a cursor; None if it is not valid for these records."""
-        try:
-            raw = urlsafe_b64decode(cursor)
-        except ValueError:
-            return None
-        nonce, hidden, tag = raw[:WIDTH], raw[WIDTH : 2 * WIDTH], raw[2 * WIDTH :]
-        if len(raw) != 3 * WIDTH or not hmac.compare_digest(tag, self._digest(b"tag", nonce + hidden)):
-            return None
-        return int.from_bytes(hidden, "big") ^ int.from_bytes(self._digest(b"pad", nonce), "big")
-
-    def _digest(self, use: bytes, of: bytes) -> bytes:
-        return hmac.digest(self._secret, use + of, "sha256")[:WIDTH]
-
-
-def cursors(db: sqlite3.Connection) -> Cursors | None:
-    """The cursors of these records; their secret is stored, so all processes share it."""
-    stored = _column(db, "SELECT value FROM facts WHERE name = ?", CURSOR_FACT)
-    return Cursors(bytes.fromhex(stored[0])) if stored else None
-
-
-def create_cursors(db: sqlite3.Connection) -> Cursors:
-    db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (CURSOR_FACT, secrets.token_hex(32)))
-    [stored] = _column(db, "SELECT value FROM facts WHERE name = ?", CURSOR_FACT)
-    return Cursors(bytes.fromhex(stored))
 
 
 def insert(
@@ -110,7 +39,7 @@ def insert(
     key = _insert_document(db, draft, old, first, pieces)
     starts = as_json(draft.page_starts) if draft.page_starts else None
     db.execute("INSERT INTO contents VALUES (?, ?, ?)", (key, draft.content, starts))
-    _set_attributes(db, key, draft.metadata, draft.connector_id)
+    attributes.replace(db, key, draft.metadata, draft.connector_id)
     db.executemany(
         "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
@@ -135,7 +64,7 @@ def insert(
         ((number, embedding.vector, embedding.tokens) for number, embedding in enumerate(embeddings, first)),
     )
     db.execute(f"{MEASURE} WHERE key = ?", (key,))
-    record_change(db, "add", key)
+    changes.record(db, "add", key)
     [stored] = _select(db, "key = ?", key)
     _record(db, "replaced" if old else "added", stored, chunks=stored.chunk_count)
     return stored
@@ -196,7 +125,7 @@ def remove(db: sqlite3.Connection, key: int, *, delete_citations: bool = True, r
         quoting = "query IN (SELECT query FROM retrievals WHERE document = ?)"
         db.execute(f"UPDATE responses SET sentences = NULL WHERE {quoting}", (row["id"],))  # noqa: S608
         db.execute("DELETE FROM citations WHERE document = ?", (row["id"],))
-    record_change(db, "remove", key)
+    changes.record(db, "remove", key)
     return int(row["chunk_count"])
 
 
@@ -222,7 +151,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
         for stored in _select(db, allowed, user):
             names = as_json(stored.permissions.without(user).allowed_users)
             db.execute("UPDATE documents SET allowed_users = ? WHERE key = ?", (names, stored.key))
-            record_change(db, "update", stored.key)
+            changes.record(db, "update", stored.key)
     return len(keys)
 
 
@@ -257,9 +186,8 @@ def describe(
             key,
         ),
     )
-    db.execute("DELETE FROM attributes WHERE document = ?", (key,))
-    _set_attributes(db, key, metadata, connector_id or stored.connector_id)
-    record_change(db, "update", key)
+    attributes.replace(db, key, metadata, connector_id or stored.connector_id)
+    changes.record(db, "update", key)
     [changed] = _select(db, "key = ?", key)
     _record(db, "changed" if permissions == stored.permissions else "permissions_changed", changed)
     return changed
@@ -292,7 +220,7 @@ def _renumber(db: sqlite3.Connection, key: int) -> int:
     db.execute("UPDATE documents SET key = ?, first_chunk = ? WHERE key = ?", (new, first, key))
     last_keys = [(new, "documents"), (first + row["chunk_count"] - 1, "chunks")]
     db.executemany("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", last_keys)
-    record_change(db, "remove", key)
+    changes.record(db, "remove", key)
     return new
 
 
@@ -300,35 +228,6 @@ def _next_key(db: sqlite3.Connection, table: str) -> int:
     """The next key of a table whose keys are never used again."""
     [key] = _column(db, "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = ?", table)
     return int(key)
-
-
-def _set_attributes(db: sqlite3.Connection, key: int, metadata: Mapping[str, Any], connector_id: str | None) -> None:
-    found = attributes(metadata) | ({(CONNECTOR, attribute(connector_id))} if connector_id else set())
-    db.executemany("INSERT INTO attributes VALUES (?, ?, ?)", ((*pair, key) for pair in found))
-
-
-def record_change(db: sqlite3.Connection, op: str, document: int) -> None:
-    db.execute("INSERT INTO changes (op, document, at) VALUES (?, ?, ?)", (op, document, time.time()))
-
-
-def change_range(db: sqlite3.Connection) -> tuple[int, int]:
-    """The oldest and the newest sequence number in the log of changes; 0 if there is none."""
-    query = "SELECT (SELECT coalesce(min(seq), 0) FROM changes), (SELECT coalesce(max(seq), 0) FROM changes)"
-    return _pairs(db, query)[0]
-
-
-def changed_since(db: sqlite3.Connection, seq: int) -> list[int]:
-    """The keys of documents that were added, updated or removed after a sequence number."""
-    return _column(db, "SELECT DISTINCT document FROM changes WHERE seq > ? AND document > 0", seq)
-
-
-def changed_collections(db: sqlite3.Connection, seq: int) -> list[int]:
-    """The keys of collections that were added, changed or removed after a sequence number; 0 stands for all."""
-    return _column(db, "SELECT DISTINCT -document FROM changes WHERE seq > ? AND document <= 0", seq)
-
-
-def trim_changes(db: sqlite3.Connection, before: int) -> None:
-    db.execute("DELETE FROM changes WHERE seq < ?", (before,))
 
 
 class Stored(NamedTuple):
@@ -383,21 +282,6 @@ def by_identity(db: sqlite3.Connection, collection: int, identity: str) -> Store
     return _first(db, "collection = ? AND identity = ?", collection, identity)
 
 
-def visible_to(caller: Caller) -> dict[str, Any]:
-    """The values of `VISIBLE`."""
-    return {
-        "operator": caller.operator,
-        "user": caller.user,
-        "groups": as_json(caller.groups),
-        "collections": collections_of(caller),
-    }
-
-
-def collections_of(caller: Caller) -> str | None:
-    """The collections to which its key is restricted, for `SEEN`."""
-    return None if caller.rights.collections is None else as_json(caller.rights.collections)
-
-
 def named(
     db: sqlite3.Connection, caller: Caller, column: NameColumn, name: str, limit: int, *, ignore_case: bool = False
 ) -> list[StoredDocument]:
@@ -436,11 +320,6 @@ def counts(db: sqlite3.Connection) -> tuple[int, int]:
     return _pairs(db, "SELECT count(*), coalesce(sum(chunk_count), 0) FROM documents")[0]
 
 
-def with_attribute(db: sqlite3.Connection, name: str, value: str) -> list[int]:
-    """The keys of documents with an attribute of this value."""
-    return _column(db, "SELECT document FROM attributes WHERE name = ? AND value = ?", name, value)
-
-
 def after_chunk(db: sqlite3.Connection, chunk: int, last: int | None = None) -> list[int]:
     """The keys of documents whose chunks come after a chunk, up to `last`, in the order of their chunks."""
     query = "SELECT key FROM documents WHERE first_chunk > ? AND first_chunk <= ? ORDER BY first_chunk"
@@ -455,17 +334,17 @@ def unindexed(db: sqlite3.Connection, last_chunk: int) -> tuple[int, float | Non
 
 def note_indexed(db: sqlite3.Connection, last_chunk: int) -> None:
     """Record up to which chunk an index was written."""
-    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (INDEXED_FACT, str(last_chunk)))
+    set_fact(db, INDEXED_FACT, str(last_chunk))
 
 
 def forget_indexed(db: sqlite3.Connection) -> None:
     """Record that no index was written, beside records that are restored."""
-    db.execute("DELETE FROM facts WHERE name = ?", (INDEXED_FACT,))
+    forget_fact(db, INDEXED_FACT)
 
 
 def indexed_up_to(db: sqlite3.Connection) -> int:
     """The last chunk for which an index was written; 0 if none was."""
-    return next(iter(map(int, _column(db, "SELECT value FROM facts WHERE name = ?", INDEXED_FACT))), 0)
+    return int(fact(db, INDEXED_FACT) or 0)
 
 
 def indexed(db: sqlite3.Connection) -> int:
@@ -485,16 +364,6 @@ def indexable_chunks(db: sqlite3.Connection, documents: Sequence[int]) -> list[s
     ).fetchall()
 
 
-def vectors_between(
-    db: sqlite3.Connection, first: int, last: int, limit: int
-) -> Iterator[tuple[list[int], list[bytes]]]:
-    """The keys and vectors of the chunks from one key to another, so many at once."""
-    query = "SELECT chunk, vector FROM embeddings WHERE chunk BETWEEN ? AND ? ORDER BY chunk LIMIT ?"
-    while found := _pairs(db, query, first, last, limit):
-        yield [key for key, _ in found], [vector for _, vector in found]
-        first = found[-1][0] + 1
-
-
 def chunk_texts(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, str]]:
     """The next chunks after a key, each with its text."""
     return _pairs(db, "SELECT key, text FROM chunks WHERE key > ? ORDER BY key LIMIT ?", after, limit)
@@ -505,7 +374,7 @@ def chunk_types(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[in
     return _pairs(db, "SELECT key, kind FROM chunks WHERE key > ? ORDER BY key LIMIT ?", after, limit)
 
 
-def chunks_of(db: sqlite3.Connection, identifier: str, begin: int, limit: int) -> list[StoredChunk]:
+def chunks_of(db: sqlite3.Connection, identifier: str, begin: int, limit: int) -> list[ChunkView]:
     """The chunks of a document from an index on, in their order; none if no version of it is stored."""
     found = db.execute(
         "SELECT chunks.*, chunks.key - first_chunk AS at FROM documents JOIN chunks "
@@ -514,13 +383,13 @@ def chunks_of(db: sqlite3.Connection, identifier: str, begin: int, limit: int) -
         {"id": identifier, "begin": begin, "limit": limit},
     )
     return [
-        StoredChunk(
+        ChunkView(
             id=row["id"],
             index=row["at"],
-            start=row["start_char"],
-            end=row["end_char"],
+            start_char=row["start_char"],
+            end_char=row["end_char"],
             tokens=row["tokens"],
-            kind=row["kind"],
+            type=row["kind"],
             headers=tuple(msgspec.json.decode(row["headers"])),
             page=row["page"],
             text=row["text"],
@@ -604,51 +473,25 @@ def permissions_of(row: sqlite3.Row) -> Permissions:
     )
 
 
-def attributes(metadata: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """The name and value of every scalar that filters can match, under its dotted name, with and without `custom.`."""
-    named = ((alias, value) for name, value in _scalars("", metadata) for alias in (name, name.removeprefix("custom.")))
-    return set(islice(dict.fromkeys(named), MAX_ATTRIBUTES))
-
-
-def attribute(value: str | float | bool) -> str:
-    """A scalar as filters compare it: 3 and "3" are equal."""
-    if isinstance(value, str):
-        return value[:MAX_ATTRIBUTE]
-    return as_json(int(value) if isinstance(value, float) and value.is_integer() else value)
-
-
-def _scalars(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
-    match value:
-        case Mapping():
-            for name, inner in value.items():
-                yield from _scalars(f"{prefix}.{name}" if prefix else str(name), inner)
-        case list() | tuple():
-            for inner in value:
-                if not isinstance(inner, Mapping | list | tuple):
-                    yield from _scalars(prefix, inner)
-        case _ if value is not None:
-            yield prefix[:MAX_ATTRIBUTE], attribute(value)
-
-
 def embedder(db: sqlite3.Connection) -> tuple[str, int] | None:
     """The embedder's name and the length of its vectors; None until something is embedded."""
-    facts = dict(_pairs(db, "SELECT name, value FROM facts WHERE name IN ('embedder', 'dimensions')"))
-    return (facts["embedder"], int(facts["dimensions"])) if len(facts) == 2 else None
+    name, dimensions = fact(db, EMBEDDER_FACT), fact(db, DIMENSIONS_FACT)
+    return None if name is None or dimensions is None else (name, int(dimensions))
 
 
 def require_embedder(db: sqlite3.Connection, name: str, dimensions: int) -> None:
     """The first embedder is recorded; vectors of another one are refused."""
     known = embedder(db)
     if known is None:
-        _set_embedder(db, name, dimensions)
+        set_embedder(db, name, dimensions)
     elif known != (name, dimensions):
         raise ConfigurationError(mismatch(known[0], name, f" ({known[1]} numbers a vector, not {dimensions})"))
 
 
 def check_embedder(db: sqlite3.Connection, name: str) -> None:
-    known = embedder(db)
-    if known is not None and known[0] != name:
-        raise ConfigurationError(mismatch(known[0], name))
+    known = fact(db, EMBEDDER_FACT)
+    if known is not None and known != name:
+        raise ConfigurationError(mismatch(known, name))
 
 
 def mismatch(known: str, name: str, why: str = "") -> str:
@@ -658,44 +501,11 @@ def mismatch(known: str, name: str, why: str = "") -> str:
     )
 
 
-def token_vectors(db: sqlite3.Connection, chunks: Sequence[int]) -> dict[int, bytes]:
-    """The stored token vectors of chunks, by chunk key."""
-    query = "SELECT chunk, tokens FROM embeddings WHERE chunk IN (SELECT value FROM json_each(?))"
-    return dict(_pairs(db, query, as_json(chunks)))
+def set_embedder(db: sqlite3.Connection, name: str, dimensions: int) -> None:
+    set_fact(db, EMBEDDER_FACT, name)
+    set_fact(db, DIMENSIONS_FACT, str(dimensions))
 
 
-def begin_replacement(db: sqlite3.Connection) -> None:
-    """Create a table for new vectors. What a killed rebuild left may come from another embedder."""
-    drop_replacement(db)
-    db.execute("CREATE TABLE embeddings_next (chunk INTEGER PRIMARY KEY, vector BLOB NOT NULL, tokens BLOB NOT NULL)")
-
-
-def add_replacements(db: sqlite3.Connection, rows: Sequence[tuple[int, bytes, bytes]]) -> None:
-    db.executemany("INSERT INTO embeddings_next VALUES (?, ?, ?)", rows)
-
-
-def drop_replacement(db: sqlite3.Connection) -> None:
-    db.execute("DROP TABLE IF EXISTS embeddings_next")
-
-
-def swap_in_replacement(db: sqlite3.Connection, name: str) -> None:
-    """Replace all vectors and the recorded embedder in one transaction."""
-    db.execute("DELETE FROM embeddings_next WHERE chunk NOT IN (SELECT key FROM chunks)")  # deleted meanwhile
-    if _column(db, "SELECT key FROM chunks WHERE key NOT IN (SELECT chunk FROM embeddings_next) LIMIT 1"):
-        raise StoreFailed("Documents were added while others were embedded; nothing was changed. Run it again.")
-    db.execute("DROP TABLE embeddings")
-    db.execute("ALTER TABLE embeddings_next RENAME TO embeddings")
-    db.execute(MEASURE)
-    # Without a vector, the next embedder is recorded.
-    db.execute("DELETE FROM facts WHERE name IN ('embedder', 'dimensions')")
-    for length in _column(db, "SELECT length(vector) FROM embeddings LIMIT 1"):
-        _set_embedder(db, name, length // 4)
-    db.execute("UPDATE collections SET settings = json_set(settings, '$.embedding_model', ?)", (name,))
-    # A gap in the sequence of changes: readers with the old vectors in memory reload everything.
-    record_change(db, "collection", 0)
-    record_change(db, "collection", 0)
-    db.execute("DELETE FROM changes WHERE seq < (SELECT max(seq) FROM changes)")
-
-
-def _set_embedder(db: sqlite3.Connection, name: str, dimensions: int) -> None:
-    db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [("embedder", name), ("dimensions", str(dimensions))])
+def forget_embedder(db: sqlite3.Connection) -> None:
+    forget_fact(db, EMBEDDER_FACT)
+    forget_fact(db, DIMENSIONS_FACT)

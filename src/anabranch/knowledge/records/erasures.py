@@ -76,8 +76,7 @@ class ErasureTimes(Value):
 
 
 class Erasure(Value):
-    """One erasure. `subject` is the id of a document or of a collection, or "" for a user. `next_at` is None once it is
-    complete; `erased` counts what each store has removed, in the passes that this erasure was part of."""
+    """One erasure; `erased` counts what each store has removed, in the passes that this erasure was part of."""
 
     key: int
     id: str
@@ -86,7 +85,6 @@ class Erasure(Value):
     requested_at: float
     due_at: float
     settled_at: float
-    next_at: float | None
     number: int
     completed_at: float | None
     error: str | None
@@ -288,7 +286,6 @@ def _erasure(db: sqlite3.Connection, row: sqlite3.Row) -> Erasure:
         requested_at=row["requested_at"],
         due_at=row["due_at"],
         settled_at=row["settled_at"],
-        next_at=row["next_at"],
         number=row["pass"],
         completed_at=row["completed_at"],
         error=row["error"],

@@ -16,21 +16,16 @@ import msgspec
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import (
-    FOLLOWS_COLLECTION,
-    Caller,
     Chunking,
     Collection,
-    DocumentStatus,
     Erased,
     ItemStatus,
     Job,
     JobItem,
     NewDocument,
-    Permissions,
-    StoredDocument,
 )
-from anabranch.knowledge.records import audit, collections, documents
-from anabranch.knowledge.records.database import as_json, made_at, new_id
+from anabranch.knowledge.records import audit, collections, documents, open_items
+from anabranch.knowledge.records.database import as_json, new_id
 
 # A document that was being processed this often when the process died is given up. After the first time it is
 # chunked, embedded and stored alone, because another document may have been the cause.
@@ -43,16 +38,8 @@ WINDOW = 16
 FAILED_DAYS = 7
 MAX_FAILED = 10_000
 MAX_FAILED_BYTES = 256 * 1024 * 1024
-# The content hash of an upload without bytes: what tells an empty file from one whose bytes are no longer kept.
-EMPTY_HASH = sha256(b"").hexdigest()
 # What is left of an item whose document was erased.
 BLANK = NewDocument(source="text")
-# In a list, open items come after all documents.
-ITEM_KEYS = 1 << 62
-# Of the rows of `open_items`, those that the caller owns, of collections that it sees. Guests own nothing: no job has
-# an owner of null.
-OWNED = f"((:operator OR open_items.owner = :user) AND {documents.SEEN.format(collection='open_items.collection')})"
-
 Hold = tuple[int, str]
 
 
@@ -92,78 +79,6 @@ class Claim(Value):
         return holds_of(self.collection.key, self.arrived.identity, self.content_hash)
 
 
-class OpenName(Value):
-    """The names of an open item."""
-
-    document_id: str
-    filename: str | None
-    title: str
-
-
-class OpenItem(Value):
-    """The newest version of a document, if it is not stored: it waits, is processed, or has failed."""
-
-    key: int
-    owner: str
-    collection: int
-    document_id: str
-    status: DocumentStatus
-    error: str | None
-    arrived: NewDocument
-    permissions: Permissions
-    content_hash: str
-    chunking: Chunking
-    size: int
-    created_at: float
-    finished_at: float | None
-
-    @property
-    def has_upload(self) -> bool:
-        """Whether a retry has something to process: the bytes, also of an empty file, or the URL."""
-        return self.size > 0 or self.arrived.source == "url" or self.content_hash == EMPTY_HASH
-
-    @property
-    def document(self) -> StoredDocument:
-        """The document of which no version is stored."""
-        arrived = self.arrived
-        return StoredDocument(
-            key=ITEM_KEYS + self.key,
-            id=self.document_id,
-            collection=self.collection,
-            owner=self.owner,
-            source=arrived.source,
-            identity=arrived.identity or "",
-            filename=arrived.filename,
-            url=arrived.url,
-            connector_id=arrived.connector_id,
-            title=_title(arrived.title, arrived.filename, arrived.url),
-            content_hash="" if arrived.source == "url" else self.content_hash,
-            recipe="",
-            metadata=arrived.metadata,
-            permissions=self.permissions,
-            day=0,
-            chunk_count=0,
-            tokens=0,
-            size=self.size,
-            created_at=self.created_at,
-            updated_at=self.finished_at or self.created_at,
-            status=self.status,
-            error=self.error,
-            processed_at=self.finished_at,
-            searchable=False,
-        )
-
-    def over(self, stored: StoredDocument, key: int | None = None) -> StoredDocument:
-        """The stored version, with the state of this newer one, and another key for its place in a list."""
-        return msgspec.structs.replace(
-            stored,
-            key=stored.key if key is None else key,
-            status=self.status,
-            error=self.error,
-            processed_at=self.finished_at,
-        )
-
-
 def create(
     db: sqlite3.Connection, collection: Collection, owner: str, arrived: Sequence[NewDocument], chunking: Chunking
 ) -> str:
@@ -178,7 +93,7 @@ def create(
     return identifier
 
 
-def retry(db: sqlite3.Connection, failed: OpenItem, collection: Collection, chunking: Chunking) -> str:
+def retry(db: sqlite3.Connection, failed: open_items.OpenItem, collection: Collection, chunking: Chunking) -> str:
     """Queue a failed document again, in a job of the same owner; returns the job's id."""
     arrived = msgspec.structs.replace(failed.arrived, retried=True)
     identifier, job = _insert_job(db, collection, failed.owner, chunking)
@@ -219,7 +134,7 @@ def _insert_item(
     """Add an item with the id of the document that it replaces or follows; failed versions before it are given up."""
     identity = arrived.identity or ""
     stored = documents.by_identity(db, collection.key, identity)
-    document_id = stored.id if stored else _open_id(db, collection.key, identity) or new_id()
+    document_id = stored.id if stored else open_items.id_of(db, collection.key, identity) or new_id()
     _drop_uploads(db, "document_id = ? AND status = 'failed'", document_id)
     item = db.execute(
         "INSERT INTO items (job, owner, ordinal, size, is_url, document_id, status, arrived, content_hash) "
@@ -237,16 +152,6 @@ def count_versions(db: sqlite3.Connection, collection: Collection, sent: Sequenc
 
 def _hash_of(document: NewDocument) -> str:
     return sha256(document.data or (document.url or "").encode()).hexdigest()
-
-
-def _open_id(db: sqlite3.Connection, collection: int, identity: str) -> str | None:
-    """The document id of the newest open item with an identity."""
-    row = db.execute(
-        "SELECT document_id FROM open_items WHERE json_extract(arrived, '$.identity') = ? AND collection = ? "
-        "ORDER BY key DESC LIMIT 1",
-        (identity, collection),
-    ).fetchone()
-    return None if row is None else str(row["document_id"])
 
 
 def _drop_uploads(db: sqlite3.Connection, which: str, *values: str | float) -> None:
@@ -449,7 +354,7 @@ def release(db: sqlite3.Connection, items: Sequence[int]) -> None:
 def finish(db: sqlite3.Connection, item: int, status: ItemStatus, *, keep_upload: bool = False, **values: Any) -> None:
     """Record the outcome of an item in the columns of the same names; its job ends with its last item. The upload of a
     failed item is kept for a retry; those of earlier versions are not needed any more."""
-    row = db.execute("SELECT job, document_id FROM items WHERE key = ?", (item,)).fetchone()
+    row = db.execute("SELECT job, document_id, arrived FROM items WHERE key = ?", (item,)).fetchone()
     if row is None:  # erased with its owner
         return
     _drop_uploads(db, "document_id = ? AND status = 'failed' AND key < ?", row["document_id"], item)
@@ -459,15 +364,10 @@ def finish(db: sqlite3.Connection, item: int, status: ItemStatus, *, keep_upload
     columns = ", ".join(f"{name} = ?" for name in given)
     db.execute(f"UPDATE items SET {columns} WHERE key = ?", (*given.values(), item))  # noqa: S608  our own names
     if status == "failed":
-        identifier, name = f"document:{row['document_id']}", _open_name(db, item)
+        document, identifier = msgspec.json.decode(row["arrived"], type=NewDocument), f"document:{row['document_id']}"
+        name = open_items.title_of(document.title, document.filename, document.url)
         audit.append(db, AuditEntry(action="document.failed", object=identifier, name=name, outcome="failed"))
     _close(db, row["job"])
-
-
-def _open_name(db: sqlite3.Connection, item: int) -> str:
-    arrived = db.execute("SELECT arrived FROM items WHERE key = ?", (item,)).fetchone()["arrived"]
-    document = msgspec.json.decode(arrived, type=NewDocument)
-    return _title(document.title, document.filename, document.url)
 
 
 def drop(db: sqlite3.Connection, document_id: str) -> None:
@@ -547,90 +447,6 @@ def forget_failed(db: sqlite3.Connection, days: float = FAILED_DAYS) -> None:
     _drop_uploads(db, "status = 'failed' AND coalesce(finished_at, 0) <= ?", time.time() - days * 86_400)
 
 
-def open_items(
-    db: sqlite3.Connection,
-    caller: Caller,
-    *,
-    collection: int | None = None,
-    status: DocumentStatus | None = None,
-    connector_id: str | None = None,
-    unstored: bool = False,
-    after: int = 0,
-    limit: int,
-) -> tuple[list[OpenItem], int]:
-    """A page of the caller's open items, after a key, and how many there are; with `unstored`, only those of documents
-    of which no version is stored."""
-    wanted = (
-        f"{OWNED} AND (:collection IS NULL OR collection = :collection) AND (:status IS NULL OR status = :status) "
-        "AND (:connector IS NULL OR json_extract(arrived, '$.connector_id') = :connector) "
-        "AND NOT (:unstored AND is_stored)"
-    )
-    values = {"collection": collection, "status": status, "connector": connector_id, "unstored": unstored}
-    values |= _user(caller) | {"after": after, "limit": limit}
-    page = f"SELECT * FROM open_items WHERE {wanted} AND key > :after ORDER BY key LIMIT :limit"  # noqa: S608
-    total = f"SELECT count(*) FROM open_items WHERE {wanted}"  # noqa: S608  our own names
-    return [_open_item(row) for row in db.execute(page, values)], int(db.execute(total, values).fetchone()[0])
-
-
-def open_by_documents(db: sqlite3.Connection, caller: Caller, ids: Sequence[str]) -> dict[str, OpenItem]:
-    """The caller's open items of some documents, by document id."""
-    # A cross join reads one document after the other; otherwise SQLite would read all open items.
-    query = f"SELECT open_items.* FROM json_each(:ids) CROSS JOIN open_items ON document_id = value WHERE {OWNED}"  # noqa: S608
-    found = db.execute(query, {"ids": as_json(ids), **_user(caller)})
-    return {item.document_id: item for item in map(_open_item, found)}
-
-
-def open_names(
-    db: sqlite3.Connection, caller: Caller, limit: int, status: DocumentStatus | None = None
-) -> Iterator[OpenName]:
-    """The names of the caller's newest open items, newest first."""
-    names = ", ".join(f"json_extract(arrived, '$.{name}') AS {name}" for name in ("filename", "title", "url"))
-    which = f"{OWNED} AND (:status IS NULL OR status = :status) ORDER BY key DESC LIMIT :limit"
-    query = f"SELECT document_id, {names} FROM open_items WHERE {which}"  # noqa: S608  our own names
-    for row in db.execute(query, {"limit": limit, "status": status, **_user(caller)}):
-        title = _title(row["title"], row["filename"], row["url"])
-        yield OpenName(document_id=row["document_id"], filename=row["filename"], title=title)
-
-
-def stored_with_open_item(db: sqlite3.Connection, caller: Caller) -> list[int]:
-    """The keys of the documents of which the caller has sent a newer version that is not stored."""
-    query = f"SELECT documents.key FROM open_items JOIN documents ON id = document_id WHERE {OWNED}"  # noqa: S608
-    return [row[0] for row in db.execute(query, _user(caller))]
-
-
-def _title(title: str | None, filename: str | None, url: str | None) -> str:
-    """The title of a document of which no version is stored."""
-    return title or filename or url or "text"
-
-
-def _user(caller: Caller) -> dict[str, Any]:
-    return {
-        "operator": caller.operator,
-        "user": caller.user,
-        "collections": documents.collections_of(caller),
-    }
-
-
-def _open_item(row: sqlite3.Row) -> OpenItem:
-    arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
-    return OpenItem(
-        key=row["key"],
-        owner=row["owner"],
-        collection=row["collection"],
-        document_id=row["document_id"],
-        status=row["status"],
-        error=row["error"],
-        arrived=arrived,
-        permissions=arrived.permissions or FOLLOWS_COLLECTION,
-        content_hash=row["content_hash"],
-        chunking=msgspec.json.decode(row["chunking"], type=Chunking),
-        size=row["size"],
-        # The id is that of the first upload, also after a retry.
-        created_at=made_at(row["document_id"]),
-        finished_at=row["finished_at"],
-    )
-
-
 def _close(db: sqlite3.Connection, job: int) -> None:
     db.execute(
         "UPDATE jobs SET completed_at = ? WHERE key = ? AND completed_at IS NULL AND NOT EXISTS "
@@ -651,7 +467,6 @@ def _item(row: sqlite3.Row) -> JobItem:
     arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
     return JobItem(
         key=row["key"],
-        ordinal=row["ordinal"],
         document_id=row["document_id"],
         name=arrived.filename or arrived.url or arrived.title or "text",
         status=row["status"],

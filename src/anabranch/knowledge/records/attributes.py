@@ -1,0 +1,51 @@
+"""The attributes of documents: what filters can match of their metadata."""
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from anabranch.knowledge.records.database import as_json
+
+MAX_ATTRIBUTES = 200
+MAX_ATTRIBUTE = 500
+# The attribute by which filters find what a connector has sent.
+CONNECTOR = "source.connector_id"
+
+
+def replace(db: sqlite3.Connection, key: int, metadata: Mapping[str, Any], connector_id: str | None) -> None:
+    db.execute("DELETE FROM attributes WHERE document = ?", (key,))
+    found = of(metadata) | ({(CONNECTOR, comparable(connector_id))} if connector_id else set())
+    db.executemany("INSERT INTO attributes VALUES (?, ?, ?)", ((*pair, key) for pair in found))
+
+
+def documents_with(db: sqlite3.Connection, name: str, value: str) -> list[int]:
+    """The keys of documents with an attribute of this value."""
+    rows = db.execute("SELECT document FROM attributes WHERE name = ? AND value = ?", (name, value))
+    return [row[0] for row in rows]
+
+
+def of(metadata: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """The name and value of every scalar that filters can match, under its dotted name, with and without `custom.`."""
+    named = ((alias, value) for name, value in _scalars("", metadata) for alias in (name, name.removeprefix("custom.")))
+    return set(islice(dict.fromkeys(named), MAX_ATTRIBUTES))
+
+
+def comparable(value: str | float | bool) -> str:
+    """A scalar as filters compare it: 3 and "3" are equal."""
+    if isinstance(value, str):
+        return value[:MAX_ATTRIBUTE]
+    return as_json(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def _scalars(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+    match value:
+        case Mapping():
+            for name, inner in value.items():
+                yield from _scalars(f"{prefix}.{name}" if prefix else str(name), inner)
+        case list() | tuple():
+            for inner in value:
+                if not isinstance(inner, Mapping | list | tuple):
+                    yield from _scalars(prefix, inner)
+        case _ if value is not None:
+            yield prefix[:MAX_ATTRIBUTE], comparable(value)

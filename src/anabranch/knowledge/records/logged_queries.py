@@ -1,0 +1,337 @@
+"""The query log, read: entries that a caller may see, with their answers, and the turns of a conversation."""
+
+import sqlite3
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from anabranch.domain.model import Scores, Value
+from anabranch.domain.sentences import SentenceView
+from anabranch.knowledge.model import Caller, Rating
+from anabranch.knowledge.records.database import as_json
+from anabranch.knowledge.records.queries import ASKED_WITHIN, OWN, WITHIN, LoggedCitation, own_to, readable_user
+from anabranch.knowledge.records.visibility import VISIBLE, collections_of, visible_to
+
+# How many turns of a conversation a model reads with a question.
+MAX_TURNS = 5
+MAX_SNIPPET = 200
+
+
+class QueryFilter(Value):
+    """Which entries of the query log are wanted; None: all. `since` and `until` (exclusive) are seconds since 1970. The
+    outcome `failed` is that of every question that ended with an error; `slower_than_ms` is exclusive."""
+
+    user: str | None = None
+    collection: int | None = None
+    conversation: str | None = None
+    surface: str | None = None
+    outcome: str | None = None
+    rating: Rating | None = None
+    since: float | None = None
+    until: float | None = None
+    slower_than_ms: int | None = None
+
+
+class QueryEntry(Value):
+    """A question in the query log. `query` is null if its text was not kept; `outcome` is `answered`, `refused` or the
+    code of an error. `rewritten_query` is null and `variants` empty if they may repeat an answer that is withheld.
+    `faithfulness` is the share of the answer's sentences that its sources support, and `verdicts` how many have each
+    verdict; null if they were not checked. `user` is sent to operators only: null is the operator on this machine."""
+
+    id: str
+    created_at: datetime
+    surface: str | None
+    conversation_id: str | None
+    query: str | None
+    rewritten_query: str | None
+    variants: tuple[str, ...]
+    outcome: str | None
+    refused: bool
+    rating: Rating | None
+    comment: str | None
+    model: str | None
+    input_tokens: int
+    output_tokens: int
+    latency_ms: int
+    retrieval_ms: int
+    settings: dict[str, Any]
+    filters: dict[str, Any] | None
+    faithfulness: float | None
+    verdicts: dict[str, int] | None
+    user: str | UnsetType | None = UNSET
+
+
+class LoggedQuery(Value):
+    """An entry with its position in the log (`key`) and in the feedback (`rated_us`); `shared`: others may read it.
+    Entries of version 0.1.0 have no surface and no settings."""
+
+    key: int
+    rated_us: int | None
+    shared: bool
+    entry: QueryEntry
+
+
+class LoggedPassage(Value):
+    """A passage that was found for a logged question, with its scores. `content_snippet` is null if its document has a
+    new version."""
+
+    rank: int
+    chunk_id: str
+    document_id: str
+    title: str
+    content_snippet: str | None
+    scores: Scores
+
+
+class LoggedAnswer(Value):
+    """An entry with its answer, quoting only documents that its reader may see. An answer can quote every passage that
+    was found for it: if its reader may not see all of them any more, it is `withheld`. `sentences` are None if they
+    are withheld, or were not kept; `own`: the reader has asked it, or is the operator."""
+
+    query: LoggedQuery
+    answer: str | None
+    withheld: bool
+    citations: tuple[LoggedCitation, ...]
+    passages: tuple[LoggedPassage, ...]
+    relevance: float | None
+    sentences: tuple[SentenceView, ...] | None
+    own: bool
+
+
+class Turn(Value):
+    question: str
+    answer: str
+
+
+def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int, last: str | None = None) -> list[Turn]:
+    """Of the last turns of the caller's conversation, up to the query `last`, those whose answers it may still read,
+    oldest first."""
+    rows = db.execute(
+        "SELECT id, original, answer FROM queries JOIN responses ON responses.query = queries.id "  # noqa: S608
+        f"WHERE user = :user AND {ASKED_WITHIN} AND conversation = :conversation "
+        "AND (:last IS NULL OR (queries.created_at, queries.id) <= "
+        "(SELECT created_at, id FROM queries WHERE id = :last)) "
+        "ORDER BY queries.created_at DESC, queries.id DESC LIMIT :limit",
+        {
+            "user": caller.owner,
+            "collections": collections_of(caller),
+            "conversation": conversation,
+            "last": last,
+            "limit": limit,
+        },
+    ).fetchall()
+    withheld = _withheld(db, caller, [row["id"] for row in rows])
+    return [Turn(question=row["original"], answer=row["answer"]) for row in reversed(rows) if row["id"] not in withheld]
+
+
+def _withheld(db: sqlite3.Connection, caller: Caller, ids: Collection[str]) -> set[str]:
+    """Those of some entries whose answer is withheld from a caller: a document that was found for it is deleted, or the
+    caller may not see it any more."""
+    if not ids:
+        return set()
+    query = (
+        "SELECT value FROM json_each(:ids) WHERE EXISTS (SELECT 1 FROM retrievals LEFT JOIN documents "  # noqa: S608
+        f"ON documents.id = document WHERE query = value AND (documents.key IS NULL OR {VISIBLE} IS NOT TRUE))"
+    )
+    return {row[0] for row in db.execute(query, {"ids": as_json(list(ids)), **visible_to(caller)})}
+
+
+ENTRY = (
+    "SELECT queries.rowid AS key, queries.*, answer, refused, model, input_tokens, output_tokens, faithfulness, "
+    "relevance, feedback, comment, rated_us, verdicts FROM queries "
+    "LEFT JOIN responses ON responses.query = queries.id WHERE "
+)
+CONDITIONS = {
+    "user": "queries.user = ?",
+    "collection": "EXISTS (SELECT 1 FROM query_collections WHERE query = queries.id AND collection = ?)",
+    "conversation": "queries.conversation = ?",
+    "surface": "queries.surface = ?",
+    "outcome": "queries.outcome = ?",
+    "rating": "responses.feedback = ?",
+    "since": "queries.created_at >= ?",
+    "until": "queries.created_at < ?",
+    "slower_than_ms": "queries.latency_ms > ?",
+}
+# Every other outcome is the code of an error; entries of version 0.1.0 have none.
+FAILED, NO_FAILURES = "failed", ("answered", "refused")
+OUTCOME_FAILED = "queries.outcome NOT IN (SELECT value FROM json_each(?))"
+RATED = {"since": "rated_us >= ? * 1000000", "until": "rated_us < ? * 1000000"}
+
+
+def listed(
+    db: sqlite3.Connection,
+    caller: Caller,
+    wanted: QueryFilter,
+    before: int | None = None,
+    limit: int = 50,
+    *,
+    rated: bool = False,
+) -> list[LoggedQuery]:
+    """The entries that a caller may read, newest first, before the `key` of another entry. With `rated`, only those
+    with a rating, and the order, `before`, `since` and `until` are those of the ratings (`rated_us`)."""
+    position, conditions = ("rated_us", CONDITIONS | RATED) if rated else ("queries.rowid", CONDITIONS)
+    values = {conditions[name]: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
+    if wanted.outcome == FAILED:
+        del values[conditions["outcome"]]
+        values[OUTCOME_FAILED] = as_json(NO_FAILURES)
+    if not caller.operator:
+        if (user := readable_user(caller)) is None:
+            return []
+        values[conditions["user"]] = user
+    if (collections := collections_of(caller)) is not None:
+        values[WITHIN.format("?")] = collections
+    if before is not None:
+        values[f"{position} < ?"] = before
+    where = " AND ".join(["feedback IS NOT NULL" if rated else "TRUE", *values])
+    rows = db.execute(f"{ENTRY} {where} ORDER BY {position} DESC LIMIT ?", (*values.values(), limit)).fetchall()
+    return _entries(db, caller, rows)
+
+
+def ids_with_prefix(db: sqlite3.Connection, prefix: str, limit: int) -> list[str]:
+    """The ids that begin with the prefix, in their order, up to the limit."""
+    values = (prefix, f"{prefix}\U0010ffff", limit)
+    rows = db.execute("SELECT id FROM queries WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", values)
+    return [str(row["id"]) for row in rows]
+
+
+def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAnswer | None:
+    """One entry with its answer; None if the caller may not read it."""
+    row = db.execute(ENTRY + "queries.id = ?", (identifier,)).fetchone()
+    if row is None:
+        return None
+    own = _is_own(db, caller, row)
+    if not own and not _shared_with(db, caller, row):
+        return None
+    found = db.execute(
+        f"SELECT retrievals.*, title, chunks.text, documents.key IS NOT NULL AND {VISIBLE} AS visible "  # noqa: S608
+        "FROM retrievals LEFT JOIN documents ON documents.id = retrievals.document "
+        "LEFT JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count "
+        "AND chunks.id = retrievals.chunk WHERE query = :query ORDER BY rank",
+        {"query": identifier, **visible_to(caller)},
+    ).fetchall()
+    shown = [one for one in found if one["visible"]]
+    withheld = len(shown) < len(found)
+    visible = {one["document"] for one in shown}
+    quotes = db.execute("SELECT * FROM citations WHERE query = ? ORDER BY ordinal", (identifier,))
+    entry = _entries(db, caller, [row])[0]
+    return LoggedAnswer(
+        query=entry if own else _for_others(entry),
+        answer=None if withheld else row["answer"],
+        withheld=withheld,
+        citations=tuple(
+            LoggedCitation(
+                citation_index=one["citation_index"],
+                chunk_id=one["chunk"],
+                document_id=one["document"],
+                quoted_text=one["quoted"],
+                start_char=one["start_char"],
+                end_char=one["end_char"],
+            )
+            for one in quotes
+            if one["document"] in visible
+        ),
+        passages=tuple(_passage(one) for one in shown),
+        relevance=row["relevance"],
+        sentences=None if withheld else _stored_sentences(db, identifier),
+        own=own,
+    )
+
+
+def _is_own(db: sqlite3.Connection, caller: Caller, row: sqlite3.Row) -> bool:
+    query = f"SELECT 1 FROM queries WHERE id = :id AND {OWN}"  # noqa: S608
+    return db.execute(query, {"id": row["id"], **own_to(caller, readable_user(caller))}).fetchone() is not None
+
+
+def _shared_with(db: sqlite3.Connection, caller: Caller, row: sqlite3.Row) -> bool:
+    """Whether a caller may read an entry of somebody else: it is shared, and the caller may see every document that was
+    found for it or for a turn that the model may have read with it."""
+    return (
+        bool(row["shared"])
+        and readable_user(caller) is not None
+        and not _withheld(db, caller, [row["id"], *_turns_before(db, row)])
+    )
+
+
+def _for_others(found: LoggedQuery) -> LoggedQuery:
+    """What an entry says to those with whom it is shared: nothing about its conversation, no feedback, and not
+    what was chosen to be searched: that may name collections which they may not see."""
+    entry = msgspec.structs.replace(
+        found.entry,
+        user=UNSET,
+        conversation_id=None,
+        rewritten_query=None,
+        variants=(),
+        rating=None,
+        comment=None,
+        filters=None,
+        settings={},
+    )
+    return msgspec.structs.replace(found, rated_us=None, entry=entry)
+
+
+def _stored_sentences(db: sqlite3.Connection, identifier: str) -> tuple[SentenceView, ...] | None:
+    row = db.execute("SELECT sentences FROM responses WHERE query = ?", (identifier,)).fetchone()
+    try:
+        return msgspec.json.decode(row["sentences"] or "", type=tuple[SentenceView, ...]) if row is not None else None
+    except msgspec.DecodeError:  # not kept, or by another version
+        return None
+
+
+def _entries(db: sqlite3.Connection, caller: Caller, rows: Sequence[sqlite3.Row]) -> list[LoggedQuery]:
+    """Entries for a caller. A question was rewritten with the turns before it, and may repeat their answers."""
+    read = {
+        row["id"]: {row["id"], *_turns_before(db, row)} for row in rows if row["rewritten"] or row["variants"] != "[]"
+    }
+    withheld = _withheld(db, caller, set().union(*read.values()))
+    return [_entry(row, rewriting=withheld.isdisjoint(read.get(row["id"], ()))) for row in rows]
+
+
+def _turns_before(db: sqlite3.Connection, row: sqlite3.Row) -> list[str]:
+    """The ids of the turns that the model has read with a question, or more."""
+    found = db.execute(
+        "SELECT id FROM queries WHERE user = ? AND conversation = ? AND created_at <= ? AND id <> ? "
+        "ORDER BY created_at DESC LIMIT ?",
+        (row["user"], row["conversation"], row["created_at"], row["id"], MAX_TURNS),
+    )
+    return [one["id"] for one in found]
+
+
+def _entry(row: sqlite3.Row, *, rewriting: bool) -> LoggedQuery:
+    entry = QueryEntry(
+        id=row["id"],
+        created_at=datetime.fromtimestamp(row["created_at"], UTC),
+        surface=row["surface"],
+        conversation_id=row["conversation"],
+        query=row["original"] or None,
+        rewritten_query=row["rewritten"] if rewriting else None,
+        variants=tuple(msgspec.json.decode(row["variants"])) if rewriting else (),
+        outcome=row["outcome"],
+        refused=bool(row["refused"]),
+        rating=row["feedback"],
+        comment=row["comment"],
+        model=row["model"],
+        input_tokens=row["input_tokens"] or 0,
+        output_tokens=row["output_tokens"] or 0,
+        latency_ms=row["latency_ms"],
+        retrieval_ms=row["retrieval_ms"],
+        settings={"top_k": row["top_k"], **(msgspec.json.decode(row["settings"] or "null") or {})},
+        filters=msgspec.json.decode(row["filters"]),
+        faithfulness=row["faithfulness"],
+        verdicts=msgspec.json.decode(row["verdicts"] or "null"),
+        user=row["user"] or None,
+    )
+    return LoggedQuery(key=row["key"], rated_us=row["rated_us"], shared=bool(row["shared"]), entry=entry)
+
+
+def _passage(row: sqlite3.Row) -> LoggedPassage:
+    return LoggedPassage(
+        rank=row["rank"],
+        chunk_id=row["chunk"],
+        document_id=row["document"],
+        title=row["title"],
+        content_snippet=None if row["text"] is None else row["text"][:MAX_SNIPPET],
+        scores=Scores(dense=row["dense"], sparse=row["sparse"], fused=row["fused"], rerank=row["rerank"]),
+    )
