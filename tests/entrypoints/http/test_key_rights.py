@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from anabranch.domain.model import Endpoint
 from anabranch.domain.rights import Grants, Rights
 from anabranch.entrypoints.http.access import Access
 from anabranch.knowledge.model import Identified
+from anabranch.knowledge.records import keys
+from anabranch.knowledge.records.database import Database
 from anabranch.testing import Space
 from conftest import running
 from support.collection_server import Library, library, text
@@ -149,6 +152,36 @@ async def test_what_makes_no_sense_makes_no_key(shelf: Library, refused: dict[st
     reply = await shelf.call("POST", "/v1/keys", {"user": "alice", **refused}, who="root")
     assert reply.status in (400, 404), reply
     assert len((await shelf.good("GET", "/v1/keys", who="root"))["keys"]) == len(before["keys"])
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"user": "\u0430lice"}, "mixes several scripts"),
+        ({"user": "\u0430\u0441\u0435"}, "Cyrillic letters that all look like Latin ones"),
+        ({"user": "alice\uff20example.com"}, "write '@'"),
+        ({"user": "alice\ufe0f"}, "cannot be seen"),
+        ({"user": "al  ice"}, "several spaces"),
+        ({"groups": ["st\u0430ff"]}, "mixes several scripts"),
+    ],
+)
+async def test_no_new_user_or_group_can_be_taken_for_another_one(
+    shelf: Library, names: dict[str, Any], said: str
+) -> None:
+    reply = await shelf.call("POST", "/v1/keys", {"user": "alice", **names}, who="root")
+    assert (reply.status, reply.code) == (400, "VALIDATION_ERROR")
+    assert "The name of a user or a group" in reply.body["message"]
+    assert said in reply.body["message"]
+
+
+async def test_names_of_users_and_groups_that_are_in_use_get_new_keys(shelf: Library) -> None:
+    old: dict[str, Any] = {"user": "\u0430\u0441\u0435", "groups": ("st\u0430ff", "jose\u0301")}
+    with closing(Database.open(shelf.folder)) as database:
+        shelf.secrets["ace"] = database.writing(lambda db: keys.create(db, **old))[1]
+    assert (await make(shelf, "again", **old))["groups"] == list(old["groups"])
+    made = await make(shelf, "jose", user="Jose\u0301")
+    assert made["user"] == "Jos\u00e9"
+    assert (await shelf.call("GET", "/v1/collections", who="ace")).status == 200
 
 
 # --- restricted to some collections
