@@ -32,6 +32,7 @@ from anabranch.knowledge.model import (
     Rating,
     StoredChunk,
     StoredDocument,
+    path_taken,
 )
 from anabranch.knowledge.owner_limits import OwnerLimits
 from anabranch.knowledge.records import audit, collections, documents, erasures, jobs, keys, queries
@@ -438,8 +439,7 @@ class Knowledge:
         found = (await self.collection(caller, name)).collection
         _may_change(caller, found.owner, "collection")
         if not await self._database.write(lambda db: collections.publish(db, owner, slug, found.key)):
-            path = f"{owner}/{slug}"
-            raise Conflict(f"Another collection is published as {path}. Withdraw it: anabranch unpublish {path}")
+            raise path_taken(f"{owner}/{slug}")
         return found
 
     async def withdraw(self, caller: Caller, name: str, owner: str, slug: str) -> None:

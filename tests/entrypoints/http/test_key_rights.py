@@ -213,7 +213,6 @@ async def test_a_restricted_key_finds_no_trace_of_other_collections(shelf: Libra
         ("GET", f"/v1/collections/{closed['id']}", None),
         ("GET", f"/v1/collections/{CLOSED}/stats", None),
         ("DELETE", f"/v1/collections/{CLOSED}", None),
-        ("PUT", f"/v1/collections/{CLOSED}/endpoint", {"as": "alice/plans"}),
         ("GET", f"{there}?collection={CLOSED}", None),
         ("GET", f"{there}/{name}", None),
         ("GET", f"{there}/announcement", None),
@@ -293,6 +292,19 @@ async def test_a_published_collection_is_for_keys_that_see_it(shelf: Library) ->
     body = {"messages": QUESTION}
     assert (await shelf.call("POST", "/api/v1/endpoints/alice/open/query", body, who="narrow")).status == 200
     assert (await shelf.call("POST", "/api/v1/endpoints/alice/closed/query", body, who="narrow")).status == 404
+
+
+async def test_a_restricted_key_does_not_learn_which_paths_are_taken(shelf: Library) -> None:
+    await shelf.good("PUT", f"/v1/collections/{CLOSED}/endpoint", {"as": "alice/closed"}, who="alice")
+    said = {
+        (reply.status, reply.body["message"])
+        for path in ("alice/closed", "alice/writer", "alice/free")
+        for name in (OPEN, CLOSED)
+        for reply in [await shelf.call("PUT", f"/v1/collections/{name}/endpoint", {"as": path}, who="narrow")]
+    }
+    assert said == {(403, "This API key is for some collections only, so it cannot publish them.")}
+    withdrawn = await shelf.call("DELETE", f"/v1/collections/{OPEN}/endpoint?as=alice/closed", who="narrow")
+    assert withdrawn.status == 404
 
 
 async def test_an_operators_key_can_be_for_one_collection_only(shelf: Library) -> None:
