@@ -19,6 +19,7 @@ from anabranch.knowledge.model import Caller
 from anabranch.network.addresses import parse
 from anabranch.policies.breaker import Upstreams
 from anabranch.telemetry.endpoint_history import CallHistory, EndpointHistory
+from anabranch.text.untrusted import visible
 
 # The health of a source is that of its last minutes with calls.
 RECENT_MINUTES = 10
@@ -112,11 +113,11 @@ class SourceListing:
         return [*found, *(self._unused() if viewer.grants.permits(ALL) else ())]
 
     async def _collections(self, viewer: Viewer, history: EndpointHistory) -> list[ListedSource]:
-        visible = []
+        found = []
         if self._knowledge.exists:
-            visible = await (await self._knowledge()).collections(viewer.caller)
-        known = [one.collection for one in visible]
-        documents = sum(one.documents for one in visible)
+            found = await (await self._knowledge()).collections(viewer.caller)
+        known = [one.collection for one in found]
+        documents = sum(one.documents for one in found)
         together = self._called(
             COLLECTIONS.slug, "collection", COLLECTIONS, "built_in", viewer, history.of("source", COLLECTIONS)
         )
@@ -126,7 +127,8 @@ class SourceListing:
                 ListedSource(
                     name=unambiguous(one.collection, known, viewer.caller),
                     kind="collection",
-                    title=(one.collection.description or one.collection.name)[:MAX_TITLE],
+                    # The owner is shown beside it: no mark of writing direction moves one into the other.
+                    title=visible(one.collection.description or one.collection.name)[:MAX_TITLE],
                     owner=one.collection.owner or None,
                     slug=one.collection.name,
                     configured="collection",
@@ -134,7 +136,7 @@ class SourceListing:
                     health_text=_counted(one.documents),
                     documents=one.documents,
                 )
-                for one in visible
+                for one in found
             ),
         ]
 

@@ -121,6 +121,13 @@ async def test_other_callers_learn_whether_a_source_works_and_not_how_much_other
     await shop.good("DELETE", "/v1/sources/torn", who="root")
 
 
+async def test_the_title_of_a_collection_has_no_marks_that_turn_the_text_around(shop: Shop) -> None:
+    described = {"description": "Our \u202ebooks\u2066 are\u200b here"}
+    await shop.good("PATCH", "/v1/collections/handbook", described)
+    assert (await shop.listed("bob"))["handbook"]["title"] == "Our books are here"
+    await shop.good("PATCH", "/v1/collections/handbook", {"description": ""})
+
+
 async def test_a_source_is_tested_added_used_and_removed(shop: Shop) -> None:
     tested = await shop.good("POST", "/v1/sources/test", {**shop.wiki("wiki"), "question": QUESTION}, who="root")
     assert (tested["ok"], tested["status"], tested["error"]) == (True, "success", None)
