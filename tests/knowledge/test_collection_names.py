@@ -13,11 +13,17 @@ from support.knowledge_fixtures import ALICE, BOB, GUEST, OPERATOR
 @pytest.mark.parametrize(
     "name",
     [
-        *("handbook", "Q3 отчёт", "Отчёт о расходах", "ünïcode é", "日本語 ノート", "한국어 漢字", "हिन्दी दस्तावेज़"),
-        *("ภาษาไทย", "العربية مستندات", "עברית מסמכים", "a/b shop", "O'Reilly & Co. (2)", "Tiếng Việt", "ışık", "😀"),
+        *("handbook", "a/b shop", "O'Reilly & Co. (2)", "O’Reilly", "2023–2024", "C++", "Q3 → Q4", "ada@example.com"),
+        *("ünïcode é", "Tiếng Việt", "ışık", "Œuvre", "col·lecció", "þing", "Ɓala Ɗan Ƙano", "Nɔ ŋutí", "naïve café"),
+        *("Отчёт о расходах", "Q3 отчёт", "Город", "Нотатки", "Құжаттар", "Έγγραφα", "Αγορά", "Նշումներ", "և այլն"),
+        *("עברית מסמכים", "יסוד", "العربية مستندات", "دستاویزات", "ދިވެހި", "ማስታወሻዎች", "შენიშვნები"),
+        *("हिन्दी दस्तावेज़", "परियोजना २०२४", "প্রকল্প ২০২৪", "ਦਸਤਾਵੇਜ਼", "દસ્તાવેજો", "ନୋଟ୍", "ஆவணங்கள்", "గమనికలు", "ಟಿಪ್ಪಣಿಗಳು"),
+        *("കുറിപ്പുകൾ", "ධනය", "ภาษาไทย", "น้ำ", "โครงการ ๒๕๖๗", "ບັນທຶກ", "ນ້ຳ", "မှတ်စုများ", "ឯកសារ", "ཡིག་ཆ"),
+        *("日本語 ノート", "らーめん", "御茶ノ水", "〇〇さん", "2024年 報告", "員工手冊", "ㄅㄆㄇ", "한국어 漢字"),
+        *("😀", "🚀 launch"),
     ],
 )
-def test_names_in_any_one_script_are_taken(name: str) -> None:
+def test_names_in_a_script_of_today_are_taken(name: str) -> None:
     assert checked_name(f" {name} ") == name
 
 
@@ -28,7 +34,7 @@ def test_a_name_is_composed() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("h\u0430ndbook", "mixes letters of several scripts in 'h\u0430ndbook' (CYRILLIC, LATIN)"),
+        ("h\u0430ndbook", "mixes several scripts in 'h\u0430ndbook' (CYRILLIC, LATIN)"),
         ("\u0441\u043e\u0440\u0443", "Cyrillic letters that all look like Latin ones"),
         ("\u0441\u043e\u0440\u0443 of handbook", "Cyrillic letters that all look like Latin ones"),
         ("h-\u0430-n-d", "Cyrillic letters that all look like Latin ones"),
@@ -50,10 +56,23 @@ def test_a_name_is_composed() -> None:
         ("\u0301a", "where no letter carries it"),
         ("a\u0323\u0302\u0303\u0304\u0301", "where no letter carries it"),
         ("\u06612", "digits of several scripts"),
+        ("b\u0e50x", "mixes several scripts in 'b\u0e50x' (LATIN, THAI)"),
+        ("b\u0d02x", "mixes several scripts in 'b\u0d02x' (LATIN, MALAYALAM)"),
+        ("report \u09ea", "Bengali digits, but no letters"),
+        ("\u0b66\u0b68", "Oriya digits, but no letters"),
+        ("report \u17e0", "Khmer digits, but no letters"),
+        ("3\u00d73", "MULTIPLICATION SIGN"),
+        ("bo\u2a2f", "looks like another character"),
+        ("c\u02bbd", "looks like another character"),
+        ("\u2105", "write 'c/o'"),
+        ("\u249c", "write '(a)'"),
         ("two  spaces", "several spaces"),
         ("collection:x", "must not begin with"),
         ("COLLECTION:x", "must not begin with"),
-        ("collection\uff1ax", "looks like another character"),
+        ("collection\uff1ax", "write ':'"),
+        ("collect\u0131on:x", "must not begin with"),
+        ("collection\u0589x", "looks like another character"),
+        ("ada\uff20example.com", "write '@'"),
         ("bob\u2215x", "looks like another character"),
         ("collections", "stands for all collections"),
         ("", "1 to 100"),
@@ -64,6 +83,35 @@ def test_a_name_that_could_be_taken_for_another_one_is_refused_and_says_why(name
     with pytest.raises(InvalidQuestion) as refused:
         checked_name(name)
     assert said in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("\u2ca3\u2c9f\u2ca3", "\u2d54\u2d5d", "\u07ca\u07ca", "\U0001042c\U00010448", "\U000104ea\U000104f6"),
+        *("\U000118c8\U000118dc", "\u13a0\u13a1\u13c0", "\ua4d0\ua4f3\ua4eb", "\u15f7\u1541", "\U00016f3a\U00016f43"),
+        *("\U00010415\U00010404", "\U00010297\U00010292", "\U000102a1\U000102ab", "\u16b7\u16c1"),
+        *("\u1d0f\u1d22x", "\ua79f\ua731", "b\uab3dx", "\u1175", "\ua647", "\u10a0", "\u2776"),
+    ],
+)
+def test_scripts_that_unicode_does_not_recommend_for_identifiers_are_refused(name: str) -> None:
+    with pytest.raises(InvalidQuestion, match=r"scripts that Unicode recommends|looks like another character"):
+        checked_name(name)
+
+
+@pytest.mark.parametrize(
+    ("script", "letters"),
+    [
+        *(("Cyrillic", "гор"), ("Cyrillic", "ЗбЬ"), ("Greek", "σορυ"), ("Armenian", "հոռա"), ("Hebrew", "סוט")),
+        *(("Arabic", "اهہ"), ("Ethiopic", "ዐሀ"), ("Georgian", "ოყ"), ("Gujarati", "ડટ"), ("Oriya", "ଠଃ")),
+        *(("Tamil", "டப"), ("Telugu", "ంః"), ("Malayalam", "ഠം"), ("Thai", "ทน"), ("Lao", "ບນ"), ("Myanmar", "ဝင")),
+        *(("East Asian", "〇"), ("East Asian", "ノ")),
+    ],
+)
+def test_letters_of_a_recommended_script_that_all_look_latin_are_refused(script: str, letters: str) -> None:
+    for name in (letters, f"{letters} of handbook", f"x-{letters}"):
+        with pytest.raises(InvalidQuestion, match=f"{script} letters that all look like Latin ones"):
+            checked_name(name)
 
 
 def of(key: int, owner: str, name: str) -> Collection:

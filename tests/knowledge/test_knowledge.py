@@ -11,7 +11,7 @@ import pytest
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Embedding, Filters, Query
 from anabranch.knowledge.model import Caller, NewDocument, Permissions
-from anabranch.knowledge.records import attributes, jobs
+from anabranch.knowledge.records import attributes, collections, jobs
 from anabranch.testing import FakeEmbedder
 from support.knowledge_fixtures import ALICE, BOB, GUEST, OPERATOR, Workshop, text, workshop
 
@@ -260,6 +260,18 @@ async def test_two_owners_may_have_collections_of_one_name(shop: Workshop) -> No
 async def test_invalid_collection_names_are_refused(shop: Workshop, name: str) -> None:
     with pytest.raises(InvalidQuestion):
         await shop.collection(name)
+
+
+@pytest.mark.parametrize("name", ["\u0441\u043e\u0440\u0443", "\u2ca3\u2c9f\u2ca3", "hand\u00adbook"])
+async def test_a_collection_keeps_a_name_that_no_new_one_may_have(shop: Workshop, name: str) -> None:
+    settings = (await shop.room.collection(OPERATOR, "notes")).collection.settings
+    made: dict[str, Any] = {"owner": "", "name": name, "description": "", "settings": settings}
+    await shop.database.write(lambda db: collections.create(db, **made))
+    await shop.put("Herons eat fish.", collection=name)
+    assert await shop.titles("fish", collections=(name,)) == ["Herons"]
+    assert (await shop.room.describe_collection(OPERATOR, name, description="Birds")).description == "Birds"
+    assert (await shop.room.publish(OPERATOR, name, "shop", "birds")).name == name
+    assert (await shop.room.delete_collection(OPERATOR, name))[0] == 1
 
 
 async def test_another_embedding_model_is_refused(shop: Workshop) -> None:

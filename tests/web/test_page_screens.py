@@ -276,6 +276,20 @@ async def test_an_operator_adds_tests_and_removes_a_source(browser: Browser, hou
         await expect(page.page.get_by_role("heading", name="Sources", exact=True)).to_be_focused()
 
 
+async def test_other_callers_see_the_health_of_sources_without_figures(browser: Browser, house: House) -> None:
+    await house.library.ask(QUESTION, who="root", sources="all")
+    for who, plots in (("alice", 0), ("root", 1)):
+        async with visit(browser, house.url) as page:
+            await sign_in(page, house, who)
+            await page.page.goto(f"{house.url}/#/sources")
+            row = page.page.locator("li", has=page.page.get_by_role("heading", name="handbook"))
+            await expect(row).to_contain_text("Working" if plots else "No recent call has failed.")
+            await expect(row.locator("figure")).to_have_count(2 * plots)
+            await expect(page.page.get_by_text("Figures are of the last hour.")).to_have_count(plots)
+            await expect(row.get_by_text("Last used")).to_have_count(plots)
+            assert await page.violations_of_accessibility() == []
+
+
 async def test_a_planner_step_is_followed_live_and_replayed(browser: Browser, house: House) -> None:
     steps = "/planner/sessions/orders/steps"
     async with visit(browser, house.url) as page:

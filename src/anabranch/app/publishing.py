@@ -11,7 +11,7 @@ from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Generat
 from anabranch.domain.errors import Conflict, Forbidden, GenerationFailed, InvalidQuestion, NotFound
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Timings, Value
 from anabranch.domain.rights import grant_of_model
-from anabranch.knowledge.model import Caller
+from anabranch.knowledge.model import Caller, path_taken
 from anabranch.knowledge.model import Collection as KnownCollection
 from anabranch.pipeline.answer import generate, observed
 
@@ -139,8 +139,10 @@ class Publishing:
         if not caller.operator and caller.user != path.owner:
             own = f"as {caller.user}/…" if caller.user is not None else "with a key"
             raise Forbidden(f"Only the operator may publish as {path}; you can publish your own collections {own}.")
+        if caller.rights.collections is not None:  # that a path is taken would tell of collections that it does not see
+            raise Forbidden("This API key is for some collections only, so it cannot publish them.")
         if str(path) in self._settings.published_models:
-            raise Conflict(f"A model is published as {path} here; choose another path.")
+            raise path_taken(str(path))
         return await (await self._knowledge()).publish(caller, collection, *path)
 
     def answerer(self, publication: Publication) -> Answerer:

@@ -19,11 +19,13 @@ from anabranch.knowledge.model import Caller
 from anabranch.network.addresses import parse
 from anabranch.policies.breaker import Upstreams
 from anabranch.telemetry.endpoint_history import CallHistory, EndpointHistory
+from anabranch.text.untrusted import visible
 
 # The health of a source is that of its last minutes with calls.
 RECENT_MINUTES = 10
 FAILING = 0.5
 MAX_TITLE = 200
+PAUSED = "It has failed too often and is not called for a while."
 NOT_USED = "anabranch.yaml has an entry with this name, which is used instead."
 
 SourceHealth = Literal["ok", "degraded", "failing", "unknown", "circuit_open", "disabled"]
@@ -45,9 +47,10 @@ class HistoryMinute(Value):
 class ListedSource(Value):
     """A collection, a configured source, an MCP server or a model. `configured` says where: in anabranch.yaml or the
     environment (`file`), over this API (`page`), as a collection, or not at all (`built_in`). `health` is one word and
-    `health_text` a sentence. `origin`, `has_secret` and `last_error` are for operators only. `calls` and `errors` are
-    those of `history`, which has the minutes with calls of the last hour, oldest first. Collections are searched
-    together: their history is that of `collections`. `default`: the model that answers if a request names none."""
+    `health_text` a sentence. `origin`, `has_secret` and what all callers' calls add up to (`last_error`, the times,
+    `calls`, `errors`, `history`) are for operators only; others get null. `calls` and `errors` are those of `history`,
+    which has the minutes with calls of the last hour, oldest first. Collections are searched together: their history
+    is that of `collections`. `default`: the model that answers if a request names none."""
 
     name: str
     kind: SourceKind
@@ -65,12 +68,12 @@ class ListedSource(Value):
     last_error: str | None = None
     last_error_at: datetime | None = None
     last_used_at: datetime | None = None
-    calls: int = 0
-    errors: int = 0
+    calls: int | None = None
+    errors: int | None = None
     tool: str | None = None
     documents: int | None = None
     model_kind: ModelKind | None = None
-    history: tuple[HistoryMinute, ...] = ()
+    history: tuple[HistoryMinute, ...] | None = None
 
 
 class Viewer(Value):
@@ -110,11 +113,11 @@ class SourceListing:
         return [*found, *(self._unused() if viewer.grants.permits(ALL) else ())]
 
     async def _collections(self, viewer: Viewer, history: EndpointHistory) -> list[ListedSource]:
-        visible = []
+        found = []
         if self._knowledge.exists:
-            visible = await (await self._knowledge()).collections(viewer.caller)
-        known = [one.collection for one in visible]
-        documents = sum(one.documents for one in visible)
+            found = await (await self._knowledge()).collections(viewer.caller)
+        known = [one.collection for one in found]
+        documents = sum(one.documents for one in found)
         together = self._called(
             COLLECTIONS.slug, "collection", COLLECTIONS, "built_in", viewer, history.of("source", COLLECTIONS)
         )
@@ -124,7 +127,8 @@ class SourceListing:
                 ListedSource(
                     name=unambiguous(one.collection, known, viewer.caller),
                     kind="collection",
-                    title=(one.collection.description or one.collection.name)[:MAX_TITLE],
+                    # The owner is shown beside it: no mark of writing direction moves one into the other.
+                    title=visible(one.collection.description or one.collection.name)[:MAX_TITLE],
                     owner=one.collection.owner or None,
                     slug=one.collection.name,
                     configured="collection",
@@ -132,7 +136,7 @@ class SourceListing:
                     health_text=_counted(one.documents),
                     documents=one.documents,
                 )
-                for one in visible
+                for one in found
             ),
         ]
 
@@ -225,9 +229,9 @@ class SourceListing:
     ) -> ListedSource:
         role: EndpointRole = "model" if kind == "model" else "source"
         circuit = self._upstreams.state(endpoint, role)
-        health, text = _health(calls, circuit)
         operator = viewer.caller.operator
-        return ListedSource(
+        health, text = _health(calls, circuit) if operator else _health_for_others(calls, circuit)
+        listed = ListedSource(
             name=name,
             kind=kind,
             title=name,
@@ -236,11 +240,16 @@ class SourceListing:
             configured=where,
             health=health,
             health_text=text,
-            origin=_origin(endpoint.url) if operator else None,
             removable=where == "page",
-            has_secret=operator and endpoint.token is not None,
             circuit=circuit,
-            last_error=calls.last_error if operator else None,
+        )
+        if not operator:
+            return listed
+        return replace(
+            listed,
+            origin=_origin(endpoint.url),
+            has_secret=endpoint.token is not None,
+            last_error=calls.last_error,
             last_error_at=_time(calls.last_error_at),
             last_used_at=_time(calls.last_used),
             calls=calls.calls,
@@ -259,17 +268,33 @@ class SourceListing:
 
 
 def _health(calls: CallHistory, circuit: BreakerState) -> tuple[SourceHealth, str]:
+    total, failed = _recent(calls)
     if circuit == "open":
-        return "circuit_open", "It has failed too often and is not called for a while."
-    recent = calls.minutes[-RECENT_MINUTES:]
-    if not recent:
+        return "circuit_open", PAUSED
+    if not total:
         return "unknown", "It was not called in the last hour."
-    total = sum(one.calls for one in recent)
-    failed = sum(one.errors for one in recent)
     if not failed:
         return "ok", f"All of the last {total} calls succeeded." if total > 1 else "The last call succeeded."
     text = f"{failed} of the last {total} calls failed." if total > 1 else "The last call failed."
     return ("failing" if failed / total >= FAILING else "degraded"), text
+
+
+def _health_for_others(calls: CallHistory, circuit: BreakerState) -> tuple[SourceHealth, str]:
+    """The same for callers who must not learn how much, and whether, others ask."""
+    total, failed = _recent(calls)
+    if circuit == "open":
+        return "circuit_open", PAUSED
+    if not failed:
+        return "ok", "No recent call has failed."
+    if failed / total >= FAILING:
+        return "failing", "Recent calls have failed."
+    return "degraded", "Some recent calls have failed."
+
+
+def _recent(calls: CallHistory) -> tuple[int, int]:
+    """How many calls there were lately, and how many of them failed."""
+    recent = calls.minutes[-RECENT_MINUTES:]
+    return sum(one.calls for one in recent), sum(one.errors for one in recent)
 
 
 def _origin(url: str) -> str | None:

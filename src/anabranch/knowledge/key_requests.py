@@ -3,11 +3,13 @@
 import math
 import re
 import time
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 
 from anabranch.domain.errors import Conflict, InvalidQuestion, NotFound
 from anabranch.domain.model import Value
 from anabranch.domain.rights import ALL, NO_GRANT, PLANNER, SCOPES, Grants, Rights, Scope
+from anabranch.knowledge.lookalikes import check_lookalikes
 from anabranch.knowledge.records import collections, keys, queries
 from anabranch.knowledge.records.database import Connection
 
@@ -37,8 +39,7 @@ class KeyRequest(Value):
 
 def create(db: Connection, request: KeyRequest, limits: Collection[str]) -> tuple[keys.ApiKey, str]:
     """A new key and its secret; `limits` are the names of the limits that there are."""
-    user, groups = request.user.strip(), tuple(group.strip() for group in request.groups)
-    _check_names((user, *groups))
+    user, *groups = _checked_names(db, (request.user, *request.groups))
     if len(request.note) > MAX_NOTE:
         raise InvalidQuestion(f"The note has {len(request.note):,} characters; it may have {MAX_NOTE}.")
     _check_expiry(request.expires_at)
@@ -53,7 +54,7 @@ def create(db: Connection, request: KeyRequest, limits: Collection[str]) -> tupl
     return keys.create(
         db,
         user=user,
-        groups=groups,
+        groups=tuple(groups),
         operator=request.operator,
         note=request.note.strip(),
         rights=rights,
@@ -82,10 +83,10 @@ def revoke(db: Connection, name: str) -> keys.ApiKey:
 
 def find(db: Connection, name: str) -> keys.ApiKey:
     """The key with this id, else the only valid one of the user with this name."""
-    listed, now = keys.listed(db), time.time()
+    listed, now, written = keys.listed(db), time.time(), {name, unicodedata.normalize("NFC", name)}
     if by_id := [key for key in listed if key.id == name]:
         return by_id[0]
-    of_user = [key for key in listed if key.user == name and key.is_valid(now)]
+    of_user = [key for key in listed if key.user in written and key.is_valid(now)]
     if not of_user:
         raise NotFound(f"There is no key {name!r}: it has no such id, and no user of this name has a valid key.")
     if len(of_user) > 1:
@@ -93,19 +94,28 @@ def find(db: Connection, name: str) -> keys.ApiKey:
     return of_user[0]
 
 
-def _check_names(names: Sequence[str]) -> None:
+def _checked_names(db: Connection, names: Sequence[str]) -> list[str]:
+    """The names for a user and groups. New ones are composed (NFC), and none could be taken for another one; those that
+    are in use stay as they are."""
     if len(names) > 1 + MAX_LISTED:
         raise InvalidQuestion(f"A user can have {MAX_LISTED} groups at most.")
-    for name in names:
-        if not name:
-            raise InvalidQuestion("A user and a group need a name that is not blank.")
-        if len(name) > MAX_NAME:
-            raise InvalidQuestion(f"The name of a user or a group can have {MAX_NAME} characters at most.")
-        if not name.isprintable() or name == queries.GUEST:
-            raise InvalidQuestion(
-                f"{name!r} cannot be the name of a user or a group: it has characters that cannot be seen, or "
-                "is reserved."
-            )
+    known = {name for key in keys.listed(db) for name in (key.user, *key.groups)}
+    known.update(one.owner for one in collections.listed(db))
+    return [_checked_name(name, known) for name in map(str.strip, names)]
+
+
+def _checked_name(name: str, known: Collection[str]) -> str:
+    if not name:
+        raise InvalidQuestion("A user and a group need a name that is not blank.")
+    if len(name) > MAX_NAME:
+        raise InvalidQuestion(f"The name of a user or a group can have {MAX_NAME} characters at most.")
+    if name == queries.GUEST:
+        raise InvalidQuestion(f"{name!r} cannot be the name of a user or a group: it is reserved.")
+    if name in known:
+        return name
+    name = unicodedata.normalize("NFC", name)
+    check_lookalikes(name, "The name of a user or a group")
+    return name
 
 
 def _check_expiry(expires_at: float | None) -> None:

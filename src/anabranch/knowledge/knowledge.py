@@ -33,6 +33,7 @@ from anabranch.knowledge.model import (
     Permissions,
     Rating,
     StoredDocument,
+    path_taken,
 )
 from anabranch.knowledge.owner_limits import OwnerLimits
 from anabranch.knowledge.records import (
@@ -430,8 +431,7 @@ class Knowledge:
         """Publish a collection as an endpoint; Conflict if another one has its path."""
         found = await self._own_collection(caller, name)
         if not await self._database.write(lambda db: collections.publish(db, owner, slug, found.key)):
-            path = f"{owner}/{slug}"
-            raise Conflict(f"Another collection is published as {path}. Withdraw it: anabranch unpublish {path}")
+            raise path_taken(f"{owner}/{slug}")
         return found
 
     async def withdraw(self, caller: Caller, name: str, owner: str, slug: str) -> None:

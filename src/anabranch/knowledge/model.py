@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from anabranch.domain.audit import GROUP, USER
-from anabranch.domain.errors import AnabranchError
+from anabranch.domain.errors import AnabranchError, Conflict
 from anabranch.domain.model import ChunkType, Context, Value
 from anabranch.domain.rights import UNRESTRICTED, Rights
 
@@ -186,6 +186,14 @@ class Collection(Value):
 
     def permits(self, caller: Caller) -> bool:
         return self.settings.default_permissions.permits(caller, self.owner)
+
+
+def path_taken(path: str) -> Conflict:
+    """What is said of a path under which something else is published; not what, since the caller may not see it."""
+    return Conflict(
+        f"{path} is taken by another collection or model; choose another path, or withdraw the collection: "
+        f"anabranch unpublish {path}"
+    )
 
 
 class NewDocument(Value):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from anabranch.domain.model import Endpoint
 from anabranch.domain.rights import Grants, Rights
 from anabranch.entrypoints.http.access import Access
 from anabranch.knowledge.model import Identified
+from anabranch.knowledge.records import keys
+from anabranch.knowledge.records.database import Database
 from anabranch.testing import Space
 from conftest import running
 from support.collection_server import Library, library, text
@@ -151,6 +154,36 @@ async def test_what_makes_no_sense_makes_no_key(shelf: Library, refused: dict[st
     assert len((await shelf.good("GET", "/v1/keys", who="root"))["keys"]) == len(before["keys"])
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"user": "\u0430lice"}, "mixes several scripts"),
+        ({"user": "\u0430\u0441\u0435"}, "Cyrillic letters that all look like Latin ones"),
+        ({"user": "alice\uff20example.com"}, "write '@'"),
+        ({"user": "alice\ufe0f"}, "cannot be seen"),
+        ({"user": "al  ice"}, "several spaces"),
+        ({"groups": ["st\u0430ff"]}, "mixes several scripts"),
+    ],
+)
+async def test_no_new_user_or_group_can_be_taken_for_another_one(
+    shelf: Library, names: dict[str, Any], said: str
+) -> None:
+    reply = await shelf.call("POST", "/v1/keys", {"user": "alice", **names}, who="root")
+    assert (reply.status, reply.code) == (400, "VALIDATION_ERROR")
+    assert "The name of a user or a group" in reply.body["message"]
+    assert said in reply.body["message"]
+
+
+async def test_names_of_users_and_groups_that_are_in_use_get_new_keys(shelf: Library) -> None:
+    old: dict[str, Any] = {"user": "\u0430\u0441\u0435", "groups": ("st\u0430ff", "jose\u0301")}
+    with closing(Database.open(shelf.folder)) as database:
+        shelf.secrets["ace"] = database.writing(lambda db: keys.create(db, **old))[1]
+    assert (await make(shelf, "again", **old))["groups"] == list(old["groups"])
+    made = await make(shelf, "jose", user="Jose\u0301")
+    assert made["user"] == "Jos\u00e9"
+    assert (await shelf.call("GET", "/v1/collections", who="ace")).status == 200
+
+
 # --- restricted to some collections
 
 
@@ -180,7 +213,6 @@ async def test_a_restricted_key_finds_no_trace_of_other_collections(shelf: Libra
         ("GET", f"/v1/collections/{closed['id']}", None),
         ("GET", f"/v1/collections/{CLOSED}/stats", None),
         ("DELETE", f"/v1/collections/{CLOSED}", None),
-        ("PUT", f"/v1/collections/{CLOSED}/endpoint", {"as": "alice/plans"}),
         ("GET", f"{there}?collection={CLOSED}", None),
         ("GET", f"{there}/{name}", None),
         ("GET", f"{there}/announcement", None),
@@ -260,6 +292,19 @@ async def test_a_published_collection_is_for_keys_that_see_it(shelf: Library) ->
     body = {"messages": QUESTION}
     assert (await shelf.call("POST", "/api/v1/endpoints/alice/open/query", body, who="narrow")).status == 200
     assert (await shelf.call("POST", "/api/v1/endpoints/alice/closed/query", body, who="narrow")).status == 404
+
+
+async def test_a_restricted_key_does_not_learn_which_paths_are_taken(shelf: Library) -> None:
+    await shelf.good("PUT", f"/v1/collections/{CLOSED}/endpoint", {"as": "alice/closed"}, who="alice")
+    said = {
+        (reply.status, reply.body["message"])
+        for path in ("alice/closed", "alice/writer", "alice/free")
+        for name in (OPEN, CLOSED)
+        for reply in [await shelf.call("PUT", f"/v1/collections/{name}/endpoint", {"as": path}, who="narrow")]
+    }
+    assert said == {(403, "This API key is for some collections only, so it cannot publish them.")}
+    withdrawn = await shelf.call("DELETE", f"/v1/collections/{OPEN}/endpoint?as=alice/closed", who="narrow")
+    assert withdrawn.status == 404
 
 
 async def test_an_operators_key_can_be_for_one_collection_only(shelf: Library) -> None:

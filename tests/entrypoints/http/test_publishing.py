@@ -102,6 +102,21 @@ async def test_a_path_belongs_to_one_collection_until_it_is_withdrawn(shelf: Lib
     assert (await shelf.call("DELETE", f"{at('alice')}?as=shop/taken", who="alice")).status == 404
 
 
+async def test_a_slug_is_free_unless_its_owner_has_it_and_a_taken_one_does_not_say_what_has_it(shelf: Library) -> None:
+    for name, owner in (("secrets", "bob"), ("plans", "alice")):
+        await shelf.collection(name, who=owner, default_permissions={"visibility": "private"})
+        await shelf.good("PUT", f"/v1/collections/{name}/endpoint", {"as": f"{owner}/mine"}, who=owner)
+    # The operator may publish it under the name of somebody who cannot see it.
+    await shelf.good("PUT", "/v1/collections/secrets/endpoint", {"as": "alice/hers"}, who="root")
+    replies = [await shelf.call("PUT", at("alice"), {"as": f"alice/{slug}"}, who="alice") for slug in ("hers", "smol")]
+    assert [one.status for one in replies] == [409, 409]
+    told = {one.body["message"].replace(slug, "SLUG") for one, slug in zip(replies, ("hers", "smol"), strict=True)}
+    assert len(told) == 1
+    # Everybody who may ask finds out that an address exists, and nothing of what is behind it.
+    asked = await shelf.good("POST", "/api/v1/endpoints/alice/hers/query", {"messages": "What?"}, who="alice")
+    assert asked["references"]["documents"] == []
+
+
 @pytest.mark.parametrize("host", ["evil.example/x", 'a"b', "a b", "", "[::1"])
 async def test_an_odd_host_is_not_repeated(shelf: Library, host: str) -> None:
     made = await shelf.call("PUT", at("bob"), {"as": "bob/bees"}, who="bob", headers={"Host": host})

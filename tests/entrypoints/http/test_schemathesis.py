@@ -17,7 +17,10 @@ negative_data_rejection.enabled = false
 
 # What a schema cannot say: base64 or a URL by type; a valid cursor; 5.0 is not an integer; JSON-RPC.
 [[operations]]
-include-name = ["POST /v1/collections", "POST /v1/ingest", "GET /v1/documents", "POST /v1/query", "POST /mcp"]
+include-name = [
+    "POST /v1/collections", "PATCH /v1/collections/{name}", "POST /v1/ingest", "GET /v1/documents", "POST /v1/query",
+    "POST /mcp",
+]
 [operations.checks]
 positive_data_acceptance.enabled = false
 
@@ -29,7 +32,7 @@ positive_data_acceptance.enabled = false
 
 # The same of cursors, days and times, and of names of collections.
 [[operations]]
-include-name = ["GET /v1/queries", "GET /v1/feedback", "GET /v1/documents/{document}/chunks"]
+include-name = ["GET /v1/queries", "GET /v1/feedback", "GET /v1/audit", "GET /v1/documents/{document}/chunks"]
 [operations.checks]
 positive_data_acceptance.enabled = false
 

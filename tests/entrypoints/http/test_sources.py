@@ -98,6 +98,36 @@ async def test_other_callers_see_only_what_they_may_use(shop: Shop) -> None:
     assert list(await shop.listed("bob")) == ["collections", "handbook", "extractive"]
 
 
+async def test_other_callers_learn_whether_a_source_works_and_not_how_much_others_ask(shop: Shop) -> None:
+    made = {"user": "bob", "grants": ["source:rivers", "source:torn", "mcp:off", "model:scribe"]}
+    shop.secrets["granted"] = (await shop.good("POST", "/v1/keys", made, who="root"))["key"]
+    await shop.good("POST", "/v1/sources", shop.wiki("torn", Failure.STATUS_503), who="root")
+    quiet = await shop.listed("granted")
+    await shop.ask(QUESTION)
+    await shop.call("POST", "/v1/query", {"query": QUESTION, "sources": ["torn"]})
+    seen, all_seen = await shop.listed("granted"), await shop.listed()
+    assert list(seen) == ["collections", "handbook", "rivers", "torn", "off", "scribe", "extractive"]
+    assert {name: one for name, one in seen.items() if name != "torn"} == {
+        name: one for name, one in quiet.items() if name != "torn"
+    }, "nothing of other callers' questions that succeed is seen"
+    health = {name: (one["health"], one["health_text"]) for name, one in seen.items()}
+    assert health["collections"] == ("ok", "No recent call has failed.")
+    assert health["torn"] == ("failing", "Recent calls have failed.")
+    assert health["off"][0] == "disabled"
+    counted = ("last_error", "last_error_at", "last_used_at", "calls", "errors", "history", "origin")
+    assert {one[field] for one in seen.values() for field in counted} == {None}
+    assert all_seen["collections"]["calls"] >= 1
+    assert (all_seen["torn"]["calls"], all_seen["torn"]["health_text"]) == (1, "The last call failed.")
+    await shop.good("DELETE", "/v1/sources/torn", who="root")
+
+
+async def test_the_title_of_a_collection_has_no_marks_that_turn_the_text_around(shop: Shop) -> None:
+    described = {"description": "Our \u202ebooks\u2066 are\u200b here"}
+    await shop.good("PATCH", "/v1/collections/handbook", described)
+    assert (await shop.listed("bob"))["handbook"]["title"] == "Our books are here"
+    await shop.good("PATCH", "/v1/collections/handbook", {"description": ""})
+
+
 async def test_a_source_is_tested_added_used_and_removed(shop: Shop) -> None:
     tested = await shop.good("POST", "/v1/sources/test", {**shop.wiki("wiki"), "question": QUESTION}, who="root")
     assert (tested["ok"], tested["status"], tested["error"]) == (True, "success", None)

@@ -60,7 +60,7 @@ class SourcesScreen {
     try {
       found = await get("/v1/sources");
     } catch (error) {
-      this.stale.textContent = `These figures are old. ${error.message}`;
+      this.stale.textContent = `This list is old. ${error.message}`;
       return;
     }
     if (this.left) return;
@@ -73,6 +73,7 @@ class SourcesScreen {
 
   draw() {
     const { sources, can_change, per_process, note } = this.found;
+    const figures = sources.some((one) => one.history); // of all callers, so only for operators
     this.rows.clear();
     clear(
       this.main,
@@ -82,13 +83,13 @@ class SourcesScreen {
         h(
           "div",
           { class: "screen-head" },
-          h("div", null, h("h1", null, "Sources"), h("p", null, "Every question goes to these in parallel. Figures are of the last hour.")),
+          h("div", null, h("h1", null, "Sources"), h("p", null, `Every question goes to these in parallel.${figures ? " Figures are of the last hour." : ""}`)),
           can_change ? button("Add a source", () => this.add(), { icon: "plus", kind: "primary" }) : null,
         ),
         this.stale,
         note ? h("p", { class: "note" }, note) : null,
         can_change ? null : needsOperator("Adding, testing and removing sources"),
-        per_process ? h("p", { class: "hint" }, "This server runs several processes; the figures are of the one that answered this request.") : null,
+        per_process && figures ? h("p", { class: "hint" }, "This server runs several processes; the figures are of the one that answered this request.") : null,
         GROUPS.map((group) => this.group(group, sources.filter((one) => one.kind === group.kind))),
         h("p", { class: "hint section" }, "MCP servers that are started by a command can only be set up in anabranch.yaml, because a command runs on this machine."),
       ),
@@ -212,7 +213,7 @@ class SourceRow {
       CIRCUITS[one.circuit] ? h("p", { class: "source-error" }, `${CIRCUITS[one.circuit]}.`) : null,
       one.last_error ? h("p", { class: "source-error" }, "Last error", one.last_error_at ? [" ", ago(one.last_error_at)] : null, `: ${one.last_error}`) : null,
     );
-    clear(this.plots, single ? null : [latencyPlot(one.history ?? [], minutes), callsPlot(one.history ?? [], minutes)]);
+    clear(this.plots, one.history ? [latencyPlot(one.history, minutes), callsPlot(one.history, minutes)] : null);
   }
 }
 
