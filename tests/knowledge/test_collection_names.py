@@ -20,6 +20,7 @@ from support.knowledge_fixtures import ALICE, BOB, GUEST, OPERATOR
         *("हिन्दी दस्तावेज़", "परियोजना २०२४", "প্রকল্প ২০২৪", "ਦਸਤਾਵੇਜ਼", "દસ્તાવેજો", "ନୋଟ୍", "ஆவணங்கள்", "గమనికలు", "ಟಿಪ್ಪಣಿಗಳು"),
         *("കുറിപ്പുകൾ", "ධනය", "ภาษาไทย", "น้ำ", "โครงการ ๒๕๖๗", "ບັນທຶກ", "ນ້ຳ", "မှတ်စုများ", "ឯកសារ", "ཡིག་ཆ"),
         *("日本語 ノート", "らーめん", "御茶ノ水", "〇〇さん", "2024年 報告", "員工手冊", "ㄅㄆㄇ", "한국어 漢字"),
+        *("社内Wiki", "AIポリシー", "회사Wiki규정", "T細胞"),
         *("😀", "🚀 launch"),
     ],
 )
@@ -56,6 +57,7 @@ def test_a_name_is_composed() -> None:
         ("\u0301a", "where no letter carries it"),
         ("a\u0323\u0302\u0303\u0304\u0301", "where no letter carries it"),
         ("\u06612", "digits of several scripts"),
+        ("a\u30ceb", "Latin"),
         ("b\u0e50x", "mixes several scripts in 'b\u0e50x' (LATIN, THAI)"),
         ("b\u0d02x", "mixes several scripts in 'b\u0d02x' (LATIN, MALAYALAM)"),
         ("report \u09ea", "Bengali digits, but no letters"),

@@ -61,7 +61,8 @@ DRAWN_AS_ASCII = {
     "MYANMAR": frozenset("ခဂငထပဝး"),
     "EAST ASIAN": frozenset("〇一丨丶丿ノーㄒㄧㄨ"),
 }
-# Scripts that one word mixes in Japanese, Chinese and Korean.
+# Scripts that one word mixes in Japanese, Chinese and Korean; Latin letters may stand among them (UTS 39, "highly
+# restrictive").
 EAST_ASIAN = (
     frozenset(("HAN", "HIRAGANA", "KATAKANA")),
     frozenset(("HAN", "BOPOMOFO")),
@@ -122,7 +123,7 @@ def _check_scripts(name: str, what: str) -> None:
     for is_word, characters in groupby(name, _is_of_word):
         word = "".join(characters) if is_word else ""
         scripts = {script for script in map(_script, word) if script}
-        if len(scripts) > 1 and not any(scripts <= mixed for mixed in EAST_ASIAN):
+        if len(scripts) > 1 and not any(scripts - {"LATIN"} <= mixed for mixed in EAST_ASIAN):
             raise InvalidQuestion(
                 f"{what} mixes several scripts in {word!r} ({_listed(scripts)}), so that it can be taken for another "
                 "one; write each word in one script."
