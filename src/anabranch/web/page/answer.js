@@ -505,7 +505,7 @@ export function nameSources(sources) {
 }
 
 export const sourceName = (source) => (source === "collections" ? "Your collections" : (configured.get(source) ?? source));
-export const modelName = (model) => (model === "extractive" ? "Quoted from the documents" : model);
+const modelName = (model) => (model === "extractive" ? "Quoted from the documents" : model);
 
 function fallbackText({ done, fallback }) {
   if (!(done?.fallback ?? fallback)) return "";

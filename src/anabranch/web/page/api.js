@@ -16,7 +16,7 @@ export const PAGE_HEADERS = { "X-Anabranch-CSRF": "1" };
 
 export const events = new EventTarget();
 
-export async function failure(response) {
+async function failure(response) {
   let message = "";
   let code = "";
   try {
