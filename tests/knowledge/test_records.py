@@ -17,7 +17,7 @@ import pytest
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.rights import Rights
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import backup, documents, keys, logged_queries, queries
+from anabranch.knowledge.records import backup, database, documents, keys, logged_queries, queries
 from anabranch.knowledge.records.database import (
     NAME,
     RETRIES,
@@ -208,6 +208,25 @@ async def test_a_backup_during_ingestion_is_consistent(tmp_path: Path) -> None:
         kept = restored.database.reading(lambda db: {row[0] for row in db.execute("SELECT content FROM contents")})
         assert found == kept
         assert "First eats fish." in kept
+
+
+def test_a_backup_does_not_begin_again_with_each_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy server writes more often than a large backup could begin again."""
+    folder, left = tmp_path / "data", []
+    filling = "INSERT INTO facts VALUES (?, hex(randomblob(4000000)))"
+    with closing(Database.open(folder)) as records, closing(Database.open(folder)) as server:
+        records.writing(lambda db: db.execute(filling, ("first",)))
+
+        def copied(_status: int, remaining: int, _pages: int) -> None:
+            left.append(remaining)
+            assert left == sorted(left, reverse=True)
+            server.writing(lambda db: db.execute(filling, (f"{remaining}",)))
+
+        monkeypatch.setattr(database, "_copied", copied)
+        backup.back_up(records, tmp_path / "copy.sqlite")
+    assert len(left) > 1
+    with closing(sqlite3.connect(tmp_path / "copy.sqlite")) as copy:
+        assert copy.execute("SELECT name FROM facts WHERE name NOT LIKE 'default%'").fetchall() == [("first",)]
 
 
 def test_vectors_of_another_embedder_are_refused(tmp_path: Path) -> None:

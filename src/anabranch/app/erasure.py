@@ -18,7 +18,7 @@ from anabranch.domain.errors import AnabranchError
 from anabranch.knowledge.disk import RESERVE_BYTES, free_bytes, reserve_bytes, reserve_released
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records import backup, erasures
-from anabranch.knowledge.records.database import NAME, Connection, Database
+from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.erasures import Erasure
 from anabranch.telemetry.log import SilentTelemetry
 
@@ -130,7 +130,7 @@ async def _erase_rows(database: Database, erase: Callable[[Connection, Erased], 
 
 async def _erase_copies(database: Database, folder: Path, now: ErasurePass) -> int:
     done, damaged = await asyncio.to_thread(erasures.erase_copies, folder, now.erased)
-    (folder / f"{NAME}.restoring").unlink(missing_ok=True)  # of a restore that was killed
+    backup.remove_restoring(folder)
     backup.remove_plain(folder)
     for path in damaged:  # named with the backups
         await database.write(partial(erasures.note_backup, path=path, made_at=0.0))

@@ -61,6 +61,8 @@ DRAWN_AS_ASCII = {
     "MYANMAR": frozenset("ခဂငထပဝး"),
     "EAST ASIAN": frozenset("〇一丨丶丿ノーㄒㄧㄨ"),
 }
+# Beside Latin letters, these too are read as one: a word that has only such letters besides is refused.
+DRAWN_AMONG_LATIN = DRAWN_AS_ASCII["EAST ASIAN"] | frozenset("工十丁卜口ㄚㄩㄇンソトエロニんへヘ")
 # Scripts that one word mixes in Japanese, Chinese and Korean; Latin letters may stand among them (UTS 39, "highly
 # restrictive").
 EAST_ASIAN = (
@@ -127,6 +129,12 @@ def _check_scripts(name: str, what: str) -> None:
             raise InvalidQuestion(
                 f"{what} mixes several scripts in {word!r} ({_listed(scripts)}), so that it can be taken for another "
                 "one; write each word in one script."
+            )
+        foreign = {one for one in word if _group(_script(one)) == "EAST ASIAN"}
+        if "LATIN" in scripts and foreign and foreign <= DRAWN_AMONG_LATIN:
+            raise InvalidQuestion(
+                f"{what} has {_listed(foreign)} among Latin letters in {word!r}, which look like Latin ones there; "
+                "write it in Latin letters, or add a letter."
             )
         for character in word:
             used.setdefault(_group(_script(character)), set()).add(character)

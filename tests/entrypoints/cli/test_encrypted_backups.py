@@ -1,11 +1,7 @@
 """`anabranch backup` encrypts for age recipients or with a passphrase; `restore` and `verify` decrypt."""
 
 import asyncio
-import fcntl
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +15,7 @@ from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.encryption import HEADER, Encryption
 from anabranch.models.factory import LocalEmbedder
 from anabranch.testing import FakeEmbedder
-from support.cli_runner import Run, environment, here
+from support.cli_runner import Run, here
 from support.knowledge_fixtures import workshop
 
 SECRET = "Herons keep their secrets."
@@ -130,41 +126,6 @@ def test_a_backup_that_is_interrupted_leaves_nothing(
     database.close()
     assert list(target.iterdir()) == []
     assert not list(data.glob(f"{backup.PLAIN}*"))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_backup_that_is_stopped_leaves_nothing_in_clear(data: Path, number: int) -> None:
-    """It waits for its passphrase to be stretched, when the copy of the records is complete."""
-    target = data.parent / "copies"
-    target.mkdir()
-    waiting = "import time; from anabranch.knowledge.records.encryption import Encryption; from pathlib import Path\n"
-    waiting += "def encrypt(*_): print('copied', flush=True); time.sleep(60)\n"
-    waiting += "Encryption.encrypt = encrypt\nfrom anabranch.entrypoints.cli.main import main\nmain()"
-    command = [sys.executable, "-c", waiting, "backup", str(target / "monday.age")]
-    variables = environment(data, AGGREGATOR_BACKUP_PASSPHRASE=PASSPHRASE)
-    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"copied\n"
-        in_clear = [file for file in plaintext_in(data) if not file.startswith("records.sqlite")]
-        process.send_signal(number)
-        process.wait()
-    assert in_clear == []
-    assert [file for file in plaintext_in(data) if not file.startswith("records.sqlite")] == []
-    assert [file.name for file in data.iterdir() if file.name.startswith(backup.PLAIN)] == []
-    assert [file.name for file in target.iterdir()] == ([".monday.age.partial"] if number == signal.SIGKILL else [])
-
-
-def test_what_a_killed_backup_has_left_is_named_and_replaced(run: Run, data: Path) -> None:
-    file, left = data.parent / "monday.sqlite", data.parent / ".monday.sqlite.partial"
-    assert run("backup", str(file)).code == 0
-    file.rename(left)
-    assert run("verify").code == 0, "it is no backup"
-    assert str(left) in run("erase", "--user", "erin", "--yes").err
-    with left.open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert "Another backup of this name is running" in run("backup", str(file)).err
-    assert run("backup", str(file)).code == 0
-    assert (left.exists(), run("verify", str(file)).code) == (False, 0)
 
 
 def test_what_an_earlier_version_has_left_in_clear_is_erased(run: Run, data: Path) -> None:

@@ -353,11 +353,22 @@ def damaged(path: Path, how: str, sound: Path) -> None:
             with closing(sqlite3.connect(path)) as db:
                 db.execute("CREATE TABLE facts (x)")
         case "newer":
-            with closing(sqlite3.connect(path)) as db:
-                db.execute("PRAGMA user_version = 999")
+            path.unlink()
+            with closing(sqlite3.connect(sound)) as db, closing(sqlite3.connect(path)) as newer:
+                db.backup(newer)
+                newer.execute("PRAGMA user_version = 999")
 
 
-@pytest.mark.parametrize("how", ["text", "empty", "cut", "foreign", "newer"])
+NO_BACKUPS = {
+    "text": "no SQLite database and no age file",
+    "empty": "no SQLite database and no age file",
+    "cut": "is damaged",
+    "foreign": "not one of Anabranch's",
+    "newer": "Update Anabranch.",
+}
+
+
+@pytest.mark.parametrize("how", NO_BACKUPS)
 def test_restore_refuses_files_that_are_no_backup(run: Run, data: Path, tmp_path: Path, how: str) -> None:
     assert run("backup", str(tmp_path / "sound")).code == 0
     damaged(tmp_path / "b", how, tmp_path / "sound")
@@ -365,6 +376,7 @@ def test_restore_refuses_files_that_are_no_backup(run: Run, data: Path, tmp_path
     ran = run("restore", str(tmp_path / "b"), "--force")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(f"anabranch: {tmp_path / 'b'} is ")
+    assert NO_BACKUPS[how] in ran.err
     assert ran.err.count("\n") == 1
     assert (data / "records.sqlite").read_bytes() == before
     assert (data / "index").exists()

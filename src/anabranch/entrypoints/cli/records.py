@@ -1,5 +1,6 @@
 """`anabranch backup` and `restore`: copies of the records."""
 
+import os
 from pathlib import Path
 
 import click
@@ -19,6 +20,7 @@ from anabranch.entrypoints.cli.options import (
 from anabranch.entrypoints.cli.resources import alone, audited, cleaning_up, records, require_records
 from anabranch.entrypoints.cli.terminal import (
     counted,
+    flat,
     notes,
     print_result,
     size,
@@ -61,14 +63,11 @@ def backup(
     )
     encryption.check()
     require_records(settings)
-    if file.exists() and not force:
-        raise ConfigurationError(f"{file} exists already; --force replaces it.")
-    if file.resolve() == (folder_of(settings) / NAME).resolve():
-        raise ConfigurationError(f"{file} is the file of the records themselves.")
+    copies.check_target(file, folder_of(settings), replace=force)
     details = {"encrypted": True} if encryption else {}
     entry = AuditEntry(action="records.backed_up", object="file", name=str(file.resolve()), details=details)
     with cleaning_up(), audited(settings, entry), records(settings) as database:
-        counts = copies.back_up(database, file, encryption)
+        counts = copies.back_up(database, file, encryption, replace=force)
     _print_copy("Backed up and encrypted" if encryption else "Backed up", file, counts, as_json=as_json)
 
 
@@ -88,16 +87,22 @@ def restore(
 ) -> None:
     """Replace the records with FILE, a backup."""
     folder = folder_of(settings)
+    if os.path.realpath(file) == os.path.realpath(folder / NAME):
+        raise ConfigurationError(f"{file} is the file of the records themselves.")
     decryption = decryption_given(settings, identity, passphrase_file)
-    with cleaning_up(), copies.readable(file, decryption, folder) as plain:
-        copies.validate(plain, file)
-        with alone(folder):
-            if not (force or copies.is_empty(folder)):
-                raise Conflict(f"There are records in {folder} already; --force replaces them and keeps a copy.")
-            aside = copies.restore(folder, plain, file)
-            with records(settings) as database:  # migrates the schema
-                known = database.reading(documents.embedder)
-        counts = copies.contents(plain)
+    with cleaning_up(), alone(folder):
+        if not (force or copies.is_empty(folder)):
+            raise Conflict(f"There are records in {folder} already; --force replaces them and keeps a copy.")
+        with copies.opened(file, decryption, folder) as found:
+            aside = copies.restore(folder, found.db, file)
+            counts = copies.contents(found.db)
+        with records(settings) as database:  # migrates the schema
+            known = database.reading(documents.embedder)
+    if not found.has_checksum:
+        notes().print(
+            f"{flat(str(file))} has no checksum, so damaged texts in it are not found: it was made by an earlier "
+            f"version, or copied by another program."
+        )
     if aside is not None:
         notes().print(f"The previous records are kept as {aside}.")
     wanted = settings.embedding_model or LocalEmbedder.name
@@ -110,5 +115,7 @@ def _print_copy(done: str, file: Path, counts: dict[str, int], *, as_json: bool)
     used = file.stat().st_size
     parts = ", ".join(counted(number, table.removesuffix("s")) for table, number in counts.items())
     print_result(
-        {"file": str(file), "bytes": used, **counts}, f"{done} {parts}: {file} ({size(used)}).", as_json=as_json
+        {"file": str(file), "bytes": used, **counts},
+        f"{done} {parts}: {flat(str(file))} ({size(used)}).",
+        as_json=as_json,
     )

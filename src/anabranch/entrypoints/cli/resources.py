@@ -17,7 +17,7 @@ from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.contracts import Embedder
-from anabranch.domain.errors import Conflict, NotFound
+from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import NAME, Connection, Database
@@ -90,21 +90,22 @@ def run(settings: Settings, work: "Callable[[Knowledge], Awaitable[T]]", *, crea
     return asyncio.run(opened())
 
 
-def write(settings: Settings, work: Callable[[Connection], T]) -> T:
+def write(settings: Settings, work: Callable[[Connection], T], *, deleting: bool = False) -> T:
     """Run one transaction on the records."""
     with records(settings) as database:
-        return database.writing(work)
+        return database.writing(work, deleting=deleting)
 
 
 @contextmanager
 def audited(settings: Settings, entry: AuditEntry) -> Iterator[None]:
-    """Record what is about to be done outside of the records, and if it fails, that too."""
-    write(settings, lambda db: audit.append(db, entry))
+    """Record what is about to be done outside of the records, and if it fails, that too; also on a full disk, because
+    who copies the records to another disk may want to delete some."""
+    write(settings, lambda db: audit.append(db, entry), deleting=True)
     try:
         yield
     except BaseException:
         failed = msgspec.structs.replace(entry, outcome="failed")
-        write(settings, lambda db: audit.append(db, failed))
+        write(settings, lambda db: audit.append(db, failed), deleting=True)
         raise
 
 
@@ -131,8 +132,11 @@ async def embedding(settings: Settings, *, threads: int) -> AsyncIterator[Embedd
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Hold the indexer lock of the data folder; Conflict if another process holds it."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"AGGREGATOR_DATA_DIR: {folder} cannot be written ({error.strerror}).") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

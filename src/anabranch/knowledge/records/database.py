@@ -188,9 +188,17 @@ class Database:
             self._locked_since = 0.0
 
     def backup(self, copy: sqlite3.Connection) -> None:
-        """Copy the records with SQLite's online backup, while they are in use. A signal interrupts it."""
+        """Copy the records while they are in use."""
+        # Outside of a transaction, each write of another connection would make SQLite begin again.
+        with self._connection() as connection, _transaction(connection, "BEGIN"):
+            _version(connection)  # the first statement that reads takes the snapshot
+            copy_database(connection, copy)
+
+    def bytes_to_copy(self) -> int:
+        """How large a copy of the records is."""
         with self._connection() as connection:
-            connection.backup(copy, pages=PAGES, progress=lambda *_: None)
+            size, pages = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count"))
+        return int(size * pages)
 
     def bytes_to_compact(self) -> int:
         """How much free space `compact` needs: as much as is in use, and what the log adds."""
@@ -297,6 +305,15 @@ def read_only(file: Path) -> Iterator[sqlite3.Connection]:
             yield reader
     except sqlite3.Error as error:
         raise StoreFailed(f"{file} cannot be read ({error}).") from error
+
+
+def copy_database(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+    """SQLite's online backup. A signal interrupts it."""
+    source.backup(target, pages=PAGES, progress=_copied)
+
+
+def _copied(_status: int, _remaining: int, _pages: int) -> None:
+    """Called after each step: Python handles signals then."""
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:

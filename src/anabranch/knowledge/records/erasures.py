@@ -149,6 +149,9 @@ def erase_copies(folder: Path, erased: Erased) -> tuple[int, list[Path]]:
     for path in sorted(folder.glob(COPIES)):
         if path.name.endswith(("-wal", "-shm")):
             continue
+        if path.samefile(folder / NAME):  # a restore was killed that had kept nothing else yet
+            path.unlink()
+            continue
         try:
             _erase_copy(path, erased)
             done += 1
@@ -241,9 +244,10 @@ def failed(db: sqlite3.Connection, erasures: Iterable[Erasure], reason: str, ret
     )
 
 
-def note_backup(db: sqlite3.Connection, path: Path, made_at: float | None = None) -> None:
-    made_at = time.time() if made_at is None else made_at
-    db.execute("INSERT OR REPLACE INTO backups VALUES (?, ?)", (str(path.resolve()), made_at))
+def note_backup(db: sqlite3.Connection, path: Path, made_at: float, *, complete: bool = False) -> None:
+    """Note a backup that is about to be made, or is complete. Until then the file may be an earlier one."""
+    conflict = "REPLACE" if complete else "IGNORE"
+    db.execute(f"INSERT OR {conflict} INTO backups VALUES (?, ?)", (str(path.resolve()), made_at))  # noqa: S608  constants
 
 
 def partial_name(backup: Path) -> str:
