@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from anabranch.domain.sentences import SentenceView
-from anabranch.knowledge.model import Caller
+from anabranch.knowledge.model import Caller, Erased
 from anabranch.knowledge.records import collections, logged_queries, queries
 from anabranch.knowledge.records.database import NAME, Database, connect, migrate, new_id
 from anabranch.knowledge.records.logged_queries import QueryFilter
@@ -276,6 +276,17 @@ def test_an_entry_of_the_version_before_recorded_turns_rests_on_all_turns_before
         assert found is not None
         assert (found.answer, found.withheld) == (None, True)
     assert database.reading(lambda db: logged_queries.turns(db, ALICE, "talk", 5)) == []
+
+
+def test_an_answer_that_rests_on_an_erased_document_is_erased_also_if_the_turn_that_found_it_is_forgotten(
+    database: Database,
+) -> None:
+    later = msgspec.structs.replace(asked("alice"), conversation="talk", earlier=frozenset({FoundAt("gone", "chunk")}))
+    record(database, later, asked("alice"))
+    assert database.writing(lambda db: queries.erase(db, Erased(documents=("gone",)))) == 1
+    found = database.reading(lambda db: logged_queries.detail(db, ALICE, later.id))
+    assert found is not None
+    assert (found.query.entry.query, found.answer) == (None, None)
 
 
 @pytest.mark.asyncio

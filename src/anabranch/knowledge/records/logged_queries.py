@@ -1,7 +1,6 @@
 """The query log, read: entries that a caller may see, with their answers, and the turns of a conversation."""
 
 import sqlite3
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +28,7 @@ MAX_TURNS = 5
 # They rest on no more passages than this, which are recorded with the question.
 MAX_EARLIER_PASSAGES = 1_000
 MAX_SNIPPET = 200
+BY_DOCUMENT = msgspec.json.Decoder(dict[str, list[str]])
 
 
 class QueryFilter(Value):
@@ -120,19 +120,16 @@ class Turn(Value):
     passages: frozenset[FoundAt]
 
 
-# What an answer rests on: the passages that were found for it, and those for the turns that the model has read with it.
-# Which turns that were is unknown for entries of earlier versions: for these, all turns before.
-RESTS_ON = """
-WITH wanted (id) AS (SELECT value FROM json_each(:ids))
-SELECT query, document, chunk FROM retrievals WHERE query IN wanted
-UNION SELECT queries.id, by_document.key, chunks.value
-FROM queries JOIN json_each(earlier_passages) AS by_document JOIN json_each(by_document.value) AS chunks
-WHERE queries.id IN wanted
-UNION SELECT later.id, document, chunk
-FROM queries AS later JOIN queries AS earlier ON earlier.user = later.user
+# What was found for some entries, and for entries of earlier versions also for the turns before them: for these it is
+# unknown which turns the model has read.
+FOUND = """
+SELECT query, document, chunk FROM retrievals WHERE query IN (SELECT value FROM json_each(:ids))
+"""
+FOUND_BEFORE = """
+SELECT later.id, document, chunk FROM queries AS later JOIN queries AS earlier ON earlier.user = later.user
 AND earlier.conversation = later.conversation AND earlier.created_at <= later.created_at
 JOIN retrievals ON query = earlier.id
-WHERE later.id IN wanted AND later.earlier_passages IS NULL
+WHERE later.id IN (SELECT value FROM json_each(:ids))
 """
 
 
@@ -168,13 +165,23 @@ def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int,
 
 
 def _basis(db: sqlite3.Connection, ids: Collection[str]) -> dict[str, frozenset[FoundAt]]:
-    """What the answer of each of some entries rests on."""
+    """What the answer of each of some entries rests on: the passages that were found for it, and those on which the
+    turns rest that the model has read with it."""
     if not ids:
         return {}
-    found = defaultdict[str, set[FoundAt]](set)
-    for query, document, chunk in db.execute(RESTS_ON, {"ids": as_json(list(ids))}):
-        found[query].add(FoundAt(document, chunk))
-    return {one: frozenset(found[one]) for one in ids}
+    basis: dict[str, set[FoundAt]] = {one: set() for one in ids}
+    of_earlier_versions = []
+    chosen = "SELECT id, earlier_passages FROM queries WHERE id IN (SELECT value FROM json_each(:ids))"
+    for one, earlier in db.execute(chosen, {"ids": as_json(list(ids))}):
+        if earlier is None:
+            of_earlier_versions.append(one)
+        else:
+            by_document = BY_DOCUMENT.decode(earlier)
+            basis[one].update(FoundAt(document, chunk) for document in by_document for chunk in by_document[document])
+    for found, wanted in ((FOUND, ids), (FOUND_BEFORE, of_earlier_versions)):
+        for one, document, chunk in db.execute(found, {"ids": as_json(list(wanted))}) if wanted else ():
+            basis[one].add(FoundAt(document, chunk))
+    return {one: frozenset(passages) for one, passages in basis.items()}
 
 
 def _withheld(db: sqlite3.Connection, caller: Caller, basis: Mapping[str, Collection[FoundAt]]) -> set[str]:

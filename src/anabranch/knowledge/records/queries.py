@@ -300,6 +300,8 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     found (query) AS (
         SELECT query FROM retrievals WHERE document IN (SELECT id FROM given)
         UNION SELECT query FROM citations WHERE document IN (SELECT id FROM given)
+        UNION SELECT queries.id FROM queries JOIN json_each(earlier_passages) AS earlier
+        WHERE earlier.key IN (SELECT id FROM given)
     ),
     entries (id) AS (
         SELECT query FROM found UNION
