@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from anabranch import Anabranch, Settings
+from anabranch.app.stream_identity import StreamIdentity
 from anabranch.configuration.settings import load
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.eventlog import Entry
@@ -117,9 +118,9 @@ async def test_stream_client_bytes_is_how_far_a_reader_may_fall_behind(most: str
         assert anabranch.planner is not None
         assert anabranch.recordings is not None
         log = anabranch.recordings.log
-        token = await log.open("step:1:s:p", identity="me")
+        token = await log.open("step:1:s:p", identity="user:me")
         await log.append("step:1:s:p", token, [Entry(key="begin", revision=1, body=b"{}")])
-        async with await anabranch.planner.reader("me", "s", "p", 0) as reader:
+        async with await anabranch.planner.reader(StreamIdentity(user="me"), "s", "p", 0) as reader:
             assert await reader.next(5) is not None
             news = [Entry(key="k", revision=n, body=b"x" * 100, partial=True) for n in range(1, 51)]
             await log.append("step:1:s:p", token, news)

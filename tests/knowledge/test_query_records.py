@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from anabranch.domain.sentences import SentenceView
-from anabranch.knowledge.model import Caller
+from anabranch.knowledge.model import Caller, Erased
 from anabranch.knowledge.records import collections, logged_queries, queries
 from anabranch.knowledge.records.database import NAME, Database, connect, migrate, new_id
 from anabranch.knowledge.records.logged_queries import QueryFilter
-from anabranch.knowledge.records.queries import DAY_S, QueryRecord
+from anabranch.knowledge.records.queries import DAY_S, FoundAt, QueryRecord
 from anabranch.knowledge.records.schema import MIGRATIONS
-from support.knowledge_fixtures import ALICE, BOB, OPERATOR, query_record
+from support.knowledge_fixtures import ALICE, BOB, OPERATOR, query_record, workshop
 
 MIDNIGHT = time.time() // DAY_S * DAY_S
 
@@ -260,6 +260,48 @@ def test_entries_of_the_version_before_sharing_are_read_and_can_be_shared(tmp_pa
         assert found is not None
         assert found.query.shared
         assert database.reading(lambda db: logged_queries.detail(db, BOB, "old")) is None, "its document is gone"
+
+
+def test_an_entry_of_the_version_before_recorded_turns_rests_on_all_turns_before_it(database: Database) -> None:
+    first, second = (msgspec.structs.replace(asked("alice"), conversation="talk") for _ in range(2))
+    record(database, first, second)
+
+    def older(db: sqlite3.Connection) -> None:
+        db.execute("UPDATE queries SET earlier_passages = NULL")
+        db.execute("INSERT INTO retrievals VALUES (?, 1, 'chunk', 'deleted', 1, 1, 1, 1)", (first.id,))
+
+    database.writing(older)
+    for one in (first, second):
+        found = database.reading(lambda db, one=one: logged_queries.detail(db, ALICE, one.id))  # type: ignore[misc]
+        assert found is not None
+        assert (found.answer, found.withheld) == (None, True)
+    assert database.reading(lambda db: logged_queries.turns(db, ALICE, "talk", 5)) == []
+
+
+def test_an_answer_that_rests_on_an_erased_document_is_erased_also_if_the_turn_that_found_it_is_forgotten(
+    database: Database,
+) -> None:
+    later = msgspec.structs.replace(asked("alice"), conversation="talk", earlier=frozenset({FoundAt("gone", "chunk")}))
+    record(database, later, asked("alice"))
+    assert database.writing(lambda db: queries.erase(db, Erased(documents=("gone",)))) == 1
+    found = database.reading(lambda db: logged_queries.detail(db, ALICE, later.id))
+    assert found is not None
+    assert (found.query.entry.query, found.answer) == (None, None)
+
+
+@pytest.mark.asyncio
+async def test_the_turns_that_a_model_reads_rest_on_a_limited_number_of_passages(tmp_path: Path) -> None:
+    most = logged_queries.MAX_EARLIER_PASSAGES
+    async with workshop(tmp_path) as shop:
+        await shop.collection()
+        await shop.put("Herons nest in March.")
+        [heron] = await shop.find("herons")
+        assert heron.document_id is not None
+        for number, size in enumerate((1, most - 1, 1)):
+            earlier = frozenset(FoundAt(heron.document_id, f"{number}.{chunk}") for chunk in range(size))
+            record(shop.database, msgspec.structs.replace(asked("alice"), conversation="talk", earlier=earlier))
+        found = shop.database.reading(lambda db: logged_queries.turns(db, ALICE, "talk", 5))
+    assert [len(turn.passages) for turn in found] == [most - 1, 1]
 
 
 @pytest.mark.parametrize(("length", "kept"), [(100, True), (queries.MAX_SENTENCES_BYTES, False)])

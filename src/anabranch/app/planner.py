@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from anabranch.app.stream_identity import StreamIdentity
 from anabranch.domain.contracts import EventLog, Sessions
 from anabranch.domain.errors import (
     AnabranchError,
@@ -96,7 +97,7 @@ class Planner:
         self._owners: dict[str, tuple[str, str]] = {}
         self._claims_at = wall() + ttl_s / 2
 
-    async def begin(self, directive: Directive, context: Context, identity: str) -> tuple[bool, Page]:
+    async def begin(self, directive: Directive, context: Context, identity: StreamIdentity) -> tuple[bool, Page]:
         """Start a step; whether it is new, and its stream. The same envelope again changes nothing; another one of that
         name is a Conflict."""
         session, step = directive.session_id, directive.plan_step_id
@@ -105,20 +106,20 @@ class Planner:
         about = StepInfo(session_id=session, plan_step_id=step, digest=digest, traceparent=context.traceparent or "")
         # Before the session is claimed and a stream exists, so that a refused step leaves nothing behind.
         with self._coordinator.reserve(stream):
-            if not await self._sessions.claim(session, identity, self._claim_s):
+            if not await self._sessions.claim(session, identity.owner, self._claim_s):
                 raise NotFound(NOT_FOUND)
             try:
-                token = await self._log.open(stream, identity=identity, about=msgspec.json.encode(about))
+                token = await self._log.open(stream, identity=identity.stored, about=msgspec.json.encode(about))
             except Conflict:
                 page = await self.page(identity, session, step)
                 if _about(page).digest != digest:
                     raise Conflict(f"This session has another step {step!r}; give this one an id of its own.") from None
                 return False, page
             await self._coordinator.begin(stream, token, directive, context)
-            self._owners[stream] = (session, identity)
+            self._owners[stream] = (session, identity.owner)
             return True, await self._log.read(stream, 0, 1)
 
-    async def tell(self, identity: str, session_id: str, plan_step_id: str, command: Command) -> Receipt:
+    async def tell(self, identity: StreamIdentity, session_id: str, plan_step_id: str, command: Command) -> Receipt:
         """Send a command to the step, on whichever worker it runs."""
         stream = stream_of(session_id, plan_step_id)
         page = await self.page(identity, session_id, plan_step_id)
@@ -141,7 +142,7 @@ class Planner:
             return await self._execute(stream, command)  # the results to compare are gone with its worker
         return _received(reply)
 
-    async def reader(self, identity: str, session_id: str, plan_step_id: str, after: int) -> StreamReader:
+    async def reader(self, identity: StreamIdentity, session_id: str, plan_step_id: str, after: int) -> StreamReader:
         """A reader of a step from a cursor on; not yet entered."""
         await self.page(identity, session_id, plan_step_id)
         stream = stream_of(session_id, plan_step_id)
@@ -156,14 +157,16 @@ class Planner:
             whole=not self.streaming,
         )
 
-    async def page(self, identity: str, session_id: str, plan_step_id: str, after: int = 0, limit: int = 1) -> Page:
-        """A page of a step that this identity owns; for any other identity it does not exist."""
+    async def page(
+        self, identity: StreamIdentity, session_id: str, plan_step_id: str, after: int = 0, limit: int = 1
+    ) -> Page:
+        """A page of a step that this identity may read; for any other identity it does not exist."""
         stream = stream_of(session_id, plan_step_id)
         try:
             page = await self._log.read(stream, after, limit)
         except NotFound:
             raise NotFound(NOT_FOUND) from None
-        if page.identity != identity:
+        if not identity.may_read(page.identity):
             # For a step that does not exist, Redis and all workers are asked. Ask them here, too, so that the time of
             # the reply does not reveal that the step exists.
             with suppress(NotFound):
@@ -204,8 +207,8 @@ class Planner:
         if self._wall() < self._claims_at:
             return
         self._claims_at = self._wall() + self._ttl_s / 2
-        for session, identity in set(self._owners.values()):
-            await self._sessions.claim(session, identity, self._claim_s)
+        for session, owner in set(self._owners.values()):
+            await self._sessions.claim(session, owner, self._claim_s)
 
     async def drain(self, grace_s: float) -> None:
         await self._coordinator.drain(grace_s)

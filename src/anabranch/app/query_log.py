@@ -28,11 +28,13 @@ OFF = "Questions are not kept here (AGGREGATOR_QUERY_LOG_DAYS is 0)"
 
 class LogEntry(Value):
     """What a surface knows of a question's record before the answer. `collections` are keys; None: derived from the
-    question when the record is written. A question with a `transaction` is recorded before its answer is sent."""
+    question when the record is written. `earlier` are the passages on which the turns in the question's history rest. A
+    question with a `transaction` is recorded before its answer is sent."""
 
     query_id: str = msgspec.field(default_factory=new_id)
     conversation: str | None = None
     collections: tuple[int, ...] | None = None
+    earlier: frozenset[queries.FoundAt] = frozenset()
     endpoint: str | None = None
     transaction: str | None = None
 
@@ -145,6 +147,7 @@ class Logged:
             collections=entry.collections,
             top_k=question.top_k,
             conversation=entry.conversation,
+            earlier=entry.earlier,
             filters=question.filters,
             endpoint=entry.endpoint,
             transaction_token=entry.transaction,

@@ -15,7 +15,7 @@ from anabranch.domain.rights import Grants, Rights
 from anabranch.entrypoints.http.access import Access
 from anabranch.knowledge.model import Identified
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.database import Database, new_id
 from anabranch.testing import Space
 from conftest import running
 from support.collection_server import Library, library, text
@@ -284,6 +284,43 @@ async def test_kept_streams_of_other_keys_of_the_user_do_not_exist_for_a_restric
     assert (await shelf.call("GET", path, who="narrow")).status == 404
     assert (await shelf.call("DELETE", path, who="narrow")).status == 404
     assert (await shelf.call("GET", path, who="alice")).status == 200
+
+
+# The rights of a key, and of keys of the same user that may and may not read its streams.
+STRONGER = [
+    pytest.param({"operator": True}, [{"operator": True}], [{}, {"groups": ["staff"]}], id="operator"),
+    pytest.param(
+        {"groups": ["staff", "press corps"]},
+        [{"groups": ["press corps", "staff", "board"]}, {"operator": True}],
+        [{}, {"groups": ["staff"]}, {"groups": ["staff,press corps"]}],
+        id="groups",
+    ),
+    pytest.param({}, [{"groups": ["staff"]}, {"operator": True}], [{"collections": [OPEN]}], id="a plain key"),
+    pytest.param({"collections": [OPEN]}, [{}, {"collections": [OPEN, CLOSED]}], [], id="a restricted key"),
+]
+
+
+@pytest.mark.parametrize(("made_with", "may", "may_not"), STRONGER)
+async def test_kept_streams_and_steps_are_for_keys_of_the_user_with_at_least_the_rights_of_theirs(
+    shelf: Library, made_with: Any, may: list[Any], may_not: list[Any]
+) -> None:
+    async def key(rights: Any) -> str:
+        name = new_id()
+        await make(shelf, name, grants=["planner"], **rights)
+        return name
+
+    who = await key(made_with)
+    headers = {**shelf.key(who), "Accept": "text/event-stream", "Prefer": "resumable"}
+    url = f"{shelf.server.url}/v1/query"
+    async with shelf.server.session.post(url, json={"query": QUESTION}, headers=headers) as response:
+        stream = f"/v1/streams/{response.headers['Stream-Id']}"
+        await response.read()
+    steps = f"/planner/sessions/{new_id()}/steps"
+    assert (await shelf.call("POST", steps, envelope("p", "lookup"), who=who)).status == 201
+    for rights, status in ((made_with, 200), *((one, 200) for one in may), *((one, 404) for one in may_not)):
+        reader = await key(rights)
+        for path in (stream, f"{steps}/p/events"):
+            assert (await shelf.call("GET", path, who=reader)).status == status, (rights, path)
 
 
 async def test_a_published_collection_is_for_keys_that_see_it(shelf: Library) -> None:

@@ -88,11 +88,26 @@ async def test_a_shared_answer_is_for_those_who_may_see_its_documents(shelf: Lib
     assert [await status(shelf, query, who) for who in ("carol", "bob")] == [200, 404]
 
 
-async def test_a_turn_of_a_conversation_needs_the_documents_of_the_turns_before(shelf: Library) -> None:
+async def test_a_turn_that_quotes_does_not_need_the_documents_of_the_turns_before(shelf: Library) -> None:
+    """No model has read them."""
     await asked(shelf, ABOUT_STAFF, "doors", "alice", conversation_id="two turns")
     query = (await asked(shelf, ASKED, "rooms", "alice", conversation_id="two turns"))["query_id"]
     assert await share(shelf, query, "root") == 200, "the operator shares for others"
-    assert [await status(shelf, query, who) for who in ("carol", "bob")] == [200, 404]
+    assert [await status(shelf, query, who) for who in ("carol", "bob")] == [200, 200]
+
+
+async def test_a_shared_answer_about_an_earlier_version_is_only_for_its_asker(shelf: Library) -> None:
+    await shelf.collection("museum")
+    for_alice = {"visibility": "restricted", "allowed_users": ["alice"]}
+    await shelf.ingest("museum", text("The price of the museum is 9 million.", id="offer", permissions=for_alice))
+    query = (await asked(shelf, "What is the price of the museum?", "museum", "alice"))["query_id"]
+    assert await share(shelf, query, "alice") == 200
+    redacted = text("The price of the museum is not public.", id="offer", permissions={"visibility": "public"})
+    await shelf.ingest("museum", redacted)
+    assert [await status(shelf, query, who) for who in ("alice", "root", "bob")] == [200, 200, 404]
+    again = (await asked(shelf, "What is the price of the museum?", "museum", "alice"))["query_id"]
+    assert await share(shelf, again, "alice") == 200
+    assert await status(shelf, again, "bob") == 200
 
 
 async def test_sentences_go_with_a_deleted_document(shelf: Library) -> None:

@@ -383,16 +383,6 @@ def may_name(caller: Caller, grants: Grants) -> bool:
     return bool(grants.names) or caller.rights.grants is not None
 
 
-def identity_of(caller: Caller) -> str | None:
-    """The name under which streams are kept for a caller, and for no other; guests have none. A key that is restricted
-    to some collections has streams of its own: those of its user can quote others."""
-    if caller.rights.collections is not None:
-        return f"collections:{','.join(map(str, sorted(caller.rights.collections)))} user:{caller.user}"
-    if caller.user is not None:
-        return f"user:{caller.user}"
-    return "operator" if caller.operator else None
-
-
 def _both_cases(owners: Collection[str]) -> set[str]:
     """The names as they are, and in lower case, as the hub writes audiences."""
     return {*owners, *(owner.lower() for owner in owners)}

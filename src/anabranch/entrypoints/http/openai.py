@@ -51,6 +51,8 @@ from anabranch.entrypoints.http.openai_wire import (
 )
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply, while_connected
 from anabranch.entrypoints.http.query import (
+    NO_EARLIER_TURNS,
+    EarlierTurns,
     QueryRenderer,
     earlier_turns,
     search_scope,
@@ -194,10 +196,10 @@ class OpenAISurface(AnswerSurface):
         _check_response(request)
         said = [("system", request.instructions or ""), *await self._said(call)]
         conversation = _conversation(said, "input")
-        earlier: str | None = None
+        earlier = NO_EARLIER_TURNS
         if request.previous_response_id is not None:
-            earlier, turns = await self._earlier(call, request.previous_response_id)
-            conversation = conversation._replace(history=(*turns, *conversation.history)[-MAX_HISTORY:])
+            earlier = await self._earlier(call, request.previous_response_id)
+            conversation = conversation._replace(history=(*earlier.messages, *conversation.history)[-MAX_HISTORY:])
         options = Options(
             max_tokens=request.max_output_tokens, temperature=request.temperature, fresh=wants_fresh(call)
         )
@@ -238,11 +240,11 @@ class OpenAISurface(AnswerSurface):
         conversation: Conversation,
         model: str,
         options: Options,
-        earlier: str | None = None,
+        earlier: EarlierTurns = NO_EARLIER_TURNS,
         *,
         streaming: bool,
     ) -> Asked:
-        """Starts the Run. `earlier` is the id of the conversation that the question continues."""
+        """Starts the Run. `earlier` are the turns of the conversation that the question continues."""
         anabranch = self.anabranch
         target = await self._catalog.asked(call, model, conversation.question)
         search, entry = await search_scope(anabranch, self.access, call, target.question, earlier)
@@ -302,8 +304,8 @@ class OpenAISurface(AnswerSurface):
             raise NotFound("It was asked by another caller.")
         return found
 
-    async def _earlier(self, call: Call[Any], response: str) -> tuple[str, tuple[Message, ...]]:
-        """The conversation of a response of the caller's own, and its turns."""
+    async def _earlier(self, call: Call[Any], response: str) -> EarlierTurns:
+        """The turns of the conversation of a response of the caller's own, up to that one."""
         identifier = response.removeprefix(RESPONSE_ID)
         try:
             conversation = (await self._logged(call, identifier)).query.entry.conversation_id
@@ -316,7 +318,7 @@ class OpenAISurface(AnswerSurface):
                 "previous_response_id",
                 "previous_response_not_found",
             ) from None
-        return conversation, await earlier_turns(self.anabranch, call.caller, conversation, identifier)
+        return await earlier_turns(self.anabranch, call.caller, conversation, identifier)
 
     async def _vectors(self, texts: Sequence[str]) -> list[Embedding]:
         """A few at a time, so that it ends soon after its client has left."""

@@ -12,12 +12,13 @@ from starlette.types import Scope
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.app.planner import Planner
+from anabranch.app.stream_identity import StreamIdentity
 from anabranch.domain.errors import Forbidden, InvalidQuestion, NotFound, StreamFull, StreamUnavailable, Unauthorized
 from anabranch.domain.eventlog import LAST, Page, SequencedEntry
 from anabranch.domain.rights import PLANNER
 from anabranch.domain.steps import Cancel, Decision, Receipt, verdict_of
 from anabranch.entrypoints.http import planner_wire as wire
-from anabranch.entrypoints.http.access import Access, identity_of
+from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, ClientGone, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.openapi import CURSORS, integer, parameter
 from anabranch.entrypoints.http.operations import (
@@ -46,7 +47,7 @@ from anabranch.knowledge.model import Caller
 
 POLL_S = 0.25
 # Owner, session and step.
-Place = tuple[str, str, str]
+Place = tuple[StreamIdentity, str, str]
 
 
 class Arrivals:
@@ -327,14 +328,16 @@ class PlannerSurface:
         session_id = wire.identifier(call.params["session"], "The session's id")
         if plan_step_id is None:
             plan_step_id = wire.identifier(call.params["step"], "The step's id")
-        if (owner := identity_of(call.caller)) is None:
+        if (identity := StreamIdentity.of(call.caller)) is None:
             raise Unauthorized("Guests keep no streams: send a token that names its user.")
-        return planner, (owner, session_id, plan_step_id)
+        return planner, (identity, session_id, plan_step_id)
 
     async def _begin(self, call: Call[wire.StepForm]) -> Reply:
         planner, place = self._step(call, call.request.plan_step_id)
-        owner, session_id, plan_step_id = place
-        created, page = await planner.begin(wire.directive(session_id, call.request), self.access.context(call), owner)
+        identity, session_id, plan_step_id = place
+        created, page = await planner.begin(
+            wire.directive(session_id, call.request), self.access.context(call), identity
+        )
         if not planner.streaming:
             return Reply(await self._answer_at_the_end(call, planner, place), 200)
         status = "in_progress"

@@ -42,6 +42,7 @@ from anabranch.domain.model import (
     SourceReply,
     Status,
     Usage,
+    Value,
 )
 from anabranch.domain.rights import NO_GRANT
 from anabranch.domain.sentences import place_of, sentence_view
@@ -80,6 +81,7 @@ from anabranch.entrypoints.verification import verification
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import made_at, new_id
 from anabranch.knowledge.records.logged_queries import MAX_TURNS
+from anabranch.knowledge.records.queries import FoundAt
 from anabranch.pipeline.run import Run
 
 SEARCH_FAILED = "The search failed."
@@ -228,6 +230,17 @@ class InvalidKnowledgeQuery(InvalidQuestion):
     code = "invalid_query"
 
 
+class EarlierTurns(Value):
+    """The turns of a conversation that a model reads with a question, and the passages on which they rest."""
+
+    conversation: str | None = None
+    messages: tuple[Message, ...] = ()
+    passages: frozenset[FoundAt] = frozenset()
+
+
+NO_EARLIER_TURNS = EarlierTurns()
+
+
 class QuerySurface(AnswerSurface):
     """Answers questions from the collections and from configured sources."""
 
@@ -258,8 +271,8 @@ class QuerySurface(AnswerSurface):
             raise InvalidKnowledgeQuery(f"query must have 1 to {MAX_QUERY:,} characters.")
         settings = request.settings or QuerySettings()
         model = self._model(call)
-        search, entry = await search_scope(anabranch, self.access, call, request, request.conversation_id)
-        history = await self._history(call.caller, request.conversation_id, model)
+        earlier = await self._earlier(call.caller, request.conversation_id, model)
+        search, entry = await search_scope(anabranch, self.access, call, request, earlier)
         options = Options(
             top_k=settings.top_k,
             max_tokens=settings.max_tokens,
@@ -278,7 +291,7 @@ class QuerySurface(AnswerSurface):
             settings=settings,
             with_status=bool(request.sources) or settings.progress is True,
         )
-        question = anabranch.questions.query(request.query, search, history, options, model)
+        question = anabranch.questions.query(request.query, search, earlier.messages, options, model)
         streaming = "text/event-stream" in (header(call.scope, b"accept") or "").lower()
         context = self.access.context(call, streaming=streaming)
         run = call.attach(*await anabranch.begin(question, context, entry=entry))
@@ -293,31 +306,39 @@ class QuerySurface(AnswerSurface):
             return self.anabranch.model
         return self.anabranch.questions.named_model(name, self.access.grants(call.scope, call.caller))
 
-    async def _history(self, caller: Caller, conversation: str | None, model: Endpoint) -> tuple[Message, ...]:
+    async def _earlier(self, caller: Caller, conversation: str | None, model: Endpoint) -> EarlierTurns:
         """The last turns, for a model that can read them."""
         if conversation is None or model.kind == EXTRACTIVE.kind:
-            return ()
+            return EarlierTurns(conversation=conversation)
         return await earlier_turns(self.anabranch, caller, conversation)
 
 
 async def earlier_turns(
     anabranch: Anabranch, caller: Caller, conversation: str, last: str | None = None
-) -> tuple[Message, ...]:
+) -> EarlierTurns:
     """The last turns of a conversation of the caller's own, up to the one with the id `last`, if it is given."""
     await anabranch.query_log.settled()  # the previous turn may not be written yet
-    knowledge = await anabranch.knowledge()
-    return tuple(
-        message
-        for turn in await knowledge.turns(caller, conversation, MAX_TURNS, last)
-        for message in (
-            Message(role="user", content=turn.question),
-            Message(role="assistant", content=turn.answer),
-        )
+    turns = await (await anabranch.knowledge()).turns(caller, conversation, MAX_TURNS, last)
+    return EarlierTurns(
+        conversation=conversation,
+        messages=tuple(
+            message
+            for turn in turns
+            for message in (
+                Message(role="user", content=turn.question),
+                Message(role="assistant", content=turn.answer),
+            )
+        ),
+        passages=frozenset[FoundAt]().union(*(turn.passages for turn in turns)),
     )
 
 
 async def search_scope(
-    anabranch: Anabranch, access: Access, call: Call[Any], request: CollectionQuestion, conversation: str | None = None
+    anabranch: Anabranch,
+    access: Access,
+    call: Call[Any],
+    request: CollectionQuestion,
+    earlier: EarlierTurns = NO_EARLIER_TURNS,
 ) -> tuple[SearchScope, LogEntry]:
     """What a CollectionQuestion searches, and its entry in the query log. Without sources and collections, every
     collection that the caller may see; configured sources are for callers who may use them."""
@@ -339,7 +360,7 @@ async def search_scope(
         filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in chosen))
         endpoints = (COLLECTIONS, *(one for one in endpoints if one != COLLECTIONS))
         keys = tuple(one.key for one in chosen)
-    entry = LogEntry(conversation=conversation or new_id(), collections=keys)
+    entry = LogEntry(conversation=earlier.conversation or new_id(), collections=keys, earlier=earlier.passages)
     return SearchScope(sources=endpoints, filters=filters), entry
 
 

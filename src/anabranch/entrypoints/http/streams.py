@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from anabranch.app.anabranch import Anabranch
 from anabranch.app.resumable_answers import Frame
 from anabranch.app.revocations import Revocations
+from anabranch.app.stream_identity import StreamIdentity
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import (
     AnabranchError,
@@ -32,7 +33,7 @@ from anabranch.domain.errors import (
 from anabranch.domain.eventlog import LAST, Entry, Page, SequencedEntry, epoch, one_line
 from anabranch.domain.events import TERMINAL, AnswerEvent, Failed
 from anabranch.domain.model import Answer, Context, Value
-from anabranch.entrypoints.http.access import Access, bearer, identity_of
+from anabranch.entrypoints.http.access import Access, bearer
 from anabranch.entrypoints.http.errors import KNOWLEDGE, Headers
 from anabranch.entrypoints.http.openapi import CURSORS
 from anabranch.entrypoints.http.operations import (
@@ -363,12 +364,14 @@ def prefers_resumable(scope: Scope) -> bool:
 def _owner_of(scope: Scope, caller: Caller) -> str:
     """The owner of an answer. An unverified caller is known by its token; without one, every client that knows the
     answer's unguessable id may read it."""
-    return identity_of(caller) or _token_digest(scope)
+    identity = StreamIdentity.of(caller)
+    return _token_digest(scope) if identity is None else identity.stored
 
 
-def _owns(call: Call[Any], identity: str) -> bool:
+def _owns(call: Call[Any], stored: str) -> bool:
     """Whether an answer is the caller's. One without an owner is for everybody who knows its id."""
-    return identity in ("", _token_digest(call.scope), _owner_of(call.scope, call.caller))
+    identity = StreamIdentity.of(call.caller)
+    return stored in ("", _token_digest(call.scope)) or (identity is not None and identity.may_read(stored))
 
 
 def _token_digest(scope: Scope) -> str:

@@ -1,7 +1,7 @@
 """The query log, read: entries that a caller may see, with their answers, and the turns of a conversation."""
 
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,12 +12,23 @@ from anabranch.domain.model import Scores, Value
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Rating
 from anabranch.knowledge.records.database import as_json
-from anabranch.knowledge.records.queries import ASKED_WITHIN, OWN, WITHIN, LoggedCitation, own_to, readable_user
+from anabranch.knowledge.records.queries import (
+    ASKED_WITHIN,
+    OWN,
+    WITHIN,
+    FoundAt,
+    LoggedCitation,
+    own_to,
+    readable_user,
+)
 from anabranch.knowledge.records.visibility import VISIBLE, collections_of, visible_to
 
 # How many turns of a conversation a model reads with a question.
 MAX_TURNS = 5
+# They rest on no more passages than this, which are recorded with the question.
+MAX_EARLIER_PASSAGES = 1_000
 MAX_SNIPPET = 200
+BY_DOCUMENT = msgspec.json.Decoder(dict[str, list[str]])
 
 
 class QueryFilter(Value):
@@ -87,9 +98,9 @@ class LoggedPassage(Value):
 
 
 class LoggedAnswer(Value):
-    """An entry with its answer, quoting only documents that its reader may see. An answer can quote every passage that
-    was found for it: if its reader may not see all of them any more, it is `withheld`. `sentences` are None if they
-    are withheld, or were not kept; `own`: the reader has asked it, or is the operator."""
+    """An entry with its answer, quoting only documents that its reader may see. An answer can quote every passage on
+    which it rests: if its reader may not see all of them any more, it is `withheld`. `sentences` are None if they are
+    withheld, or were not kept; `own`: the reader has asked it, or is the operator."""
 
     query: LoggedQuery
     answer: str | None
@@ -102,13 +113,29 @@ class LoggedAnswer(Value):
 
 
 class Turn(Value):
+    """A turn of a conversation, and the passages on which its answer rests."""
+
     question: str
     answer: str
+    passages: frozenset[FoundAt]
+
+
+# What was found for some entries, and for entries of earlier versions also for the turns before them: for these it is
+# unknown which turns the model has read.
+FOUND = """
+SELECT query, document, chunk FROM retrievals WHERE query IN (SELECT value FROM json_each(:ids))
+"""
+FOUND_BEFORE = """
+SELECT later.id, document, chunk FROM queries AS later JOIN queries AS earlier ON earlier.user = later.user
+AND earlier.conversation = later.conversation AND earlier.created_at <= later.created_at
+JOIN retrievals ON query = earlier.id
+WHERE later.id IN (SELECT value FROM json_each(:ids))
+"""
 
 
 def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int, last: str | None = None) -> list[Turn]:
     """Of the last turns of the caller's conversation, up to the query `last`, those whose answers it may still read,
-    oldest first."""
+    oldest first; no more than rest on MAX_EARLIER_PASSAGES."""
     rows = db.execute(
         "SELECT id, original, answer FROM queries JOIN responses ON responses.query = queries.id "  # noqa: S608
         f"WHERE user = :user AND {ASKED_WITHIN} AND conversation = :conversation "
@@ -123,20 +150,60 @@ def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int,
             "limit": limit,
         },
     ).fetchall()
-    withheld = _withheld(db, caller, [row["id"] for row in rows])
-    return [Turn(question=row["original"], answer=row["answer"]) for row in reversed(rows) if row["id"] not in withheld]
+    basis = _basis(db, [row["id"] for row in rows])
+    withheld = _withheld(db, caller, basis)
+    found: list[Turn] = []
+    passages: frozenset[FoundAt] = frozenset()
+    for row in rows:
+        if row["id"] not in withheld:
+            turn = Turn(question=row["original"], answer=row["answer"], passages=basis[row["id"]])
+            passages |= turn.passages
+            if len(passages) > MAX_EARLIER_PASSAGES:
+                break
+            found.append(turn)
+    return found[::-1]
 
 
-def _withheld(db: sqlite3.Connection, caller: Caller, ids: Collection[str]) -> set[str]:
-    """Those of some entries whose answer is withheld from a caller: a document that was found for it is deleted, or the
-    caller may not see it any more."""
+def _basis(db: sqlite3.Connection, ids: Collection[str]) -> dict[str, frozenset[FoundAt]]:
+    """What the answer of each of some entries rests on: the passages that were found for it, and those on which the
+    turns rest that the model has read with it."""
     if not ids:
+        return {}
+    basis: dict[str, set[FoundAt]] = {one: set() for one in ids}
+    of_earlier_versions = []
+    chosen = "SELECT id, earlier_passages FROM queries WHERE id IN (SELECT value FROM json_each(:ids))"
+    for one, earlier in db.execute(chosen, {"ids": as_json(list(ids))}):
+        if earlier is None:
+            of_earlier_versions.append(one)
+        else:
+            by_document = BY_DOCUMENT.decode(earlier)
+            basis[one].update(FoundAt(document, chunk) for document in by_document for chunk in by_document[document])
+    for found, wanted in ((FOUND, ids), (FOUND_BEFORE, of_earlier_versions)):
+        for one, document, chunk in db.execute(found, {"ids": as_json(list(wanted))}) if wanted else ():
+            basis[one].add(FoundAt(document, chunk))
+    return {one: frozenset(passages) for one, passages in basis.items()}
+
+
+def _withheld(db: sqlite3.Connection, caller: Caller, basis: Mapping[str, Collection[FoundAt]]) -> set[str]:
+    """Those of some entries whose answer is withheld from a caller: a document on which it rests is deleted, or the
+    caller may not see it any more."""
+    documents = {passage.document for passages in basis.values() for passage in passages}
+    if not documents:
         return set()
-    query = (
-        "SELECT value FROM json_each(:ids) WHERE EXISTS (SELECT 1 FROM retrievals LEFT JOIN documents "  # noqa: S608
-        f"ON documents.id = document WHERE query = value AND (documents.key IS NULL OR {VISIBLE} IS NOT TRUE))"
+    query = f"SELECT id FROM documents WHERE id IN (SELECT value FROM json_each(:ids)) AND {VISIBLE}"  # noqa: S608
+    visible = {row["id"] for row in db.execute(query, {"ids": as_json(list(documents)), **visible_to(caller)})}
+    return {one for one, passages in basis.items() if any(passage.document not in visible for passage in passages)}
+
+
+def _all_stored(db: sqlite3.Connection, passages: Collection[FoundAt]) -> bool:
+    """Whether no document of these passages was deleted or has a new version."""
+    found = db.execute(
+        "SELECT count(DISTINCT chunks.id) FROM documents JOIN chunks "
+        "ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count "
+        "WHERE documents.id IN (SELECT value FROM json_each(?)) AND chunks.id IN (SELECT value FROM json_each(?))",
+        (as_json(list({one.document for one in passages})), as_json(list({one.chunk for one in passages}))),
     )
-    return {row[0] for row in db.execute(query, {"ids": as_json(list(ids)), **visible_to(caller)})}
+    return bool(found.fetchone()[0] == len({one.chunk for one in passages}))
 
 
 ENTRY = (
@@ -203,7 +270,11 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
     if row is None:
         return None
     own = _is_own(db, caller, row)
-    if not own and not _shared_with(db, caller, row):
+    basis = _basis(db, [identifier])
+    withheld = identifier in _withheld(db, caller, basis)
+    # Who may see the newest version of a document may have had no right to the one that the answer quotes.
+    shared = row["shared"] and readable_user(caller) is not None and not withheld
+    if not own and not (shared and _all_stored(db, basis[identifier])):
         return None
     found = db.execute(
         f"SELECT retrievals.*, title, chunks.text, documents.key IS NOT NULL AND {VISIBLE} AS visible "  # noqa: S608
@@ -213,7 +284,6 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
         {"query": identifier, **visible_to(caller)},
     ).fetchall()
     shown = [one for one in found if one["visible"]]
-    withheld = len(shown) < len(found)
     visible = {one["document"] for one in shown}
     quotes = db.execute("SELECT * FROM citations WHERE query = ? ORDER BY ordinal", (identifier,))
     entry = _entries(db, caller, [row])[0]
@@ -245,16 +315,6 @@ def _is_own(db: sqlite3.Connection, caller: Caller, row: sqlite3.Row) -> bool:
     return db.execute(query, {"id": row["id"], **own_to(caller, readable_user(caller))}).fetchone() is not None
 
 
-def _shared_with(db: sqlite3.Connection, caller: Caller, row: sqlite3.Row) -> bool:
-    """Whether a caller may read an entry of somebody else: it is shared, and the caller may see every document that was
-    found for it or for a turn that the model may have read with it."""
-    return (
-        bool(row["shared"])
-        and readable_user(caller) is not None
-        and not _withheld(db, caller, [row["id"], *_turns_before(db, row)])
-    )
-
-
 def _for_others(found: LoggedQuery) -> LoggedQuery:
     """What an entry says to those with whom it is shared: nothing about its conversation, no feedback, and not
     what was chosen to be searched: that may name collections which they may not see."""
@@ -282,21 +342,9 @@ def _stored_sentences(db: sqlite3.Connection, identifier: str) -> tuple[Sentence
 
 def _entries(db: sqlite3.Connection, caller: Caller, rows: Sequence[sqlite3.Row]) -> list[LoggedQuery]:
     """Entries for a caller. A question was rewritten with the turns before it, and may repeat their answers."""
-    read = {
-        row["id"]: {row["id"], *_turns_before(db, row)} for row in rows if row["rewritten"] or row["variants"] != "[]"
-    }
-    withheld = _withheld(db, caller, set().union(*read.values()))
-    return [_entry(row, rewriting=withheld.isdisjoint(read.get(row["id"], ()))) for row in rows]
-
-
-def _turns_before(db: sqlite3.Connection, row: sqlite3.Row) -> list[str]:
-    """The ids of the turns that the model has read with a question, or more."""
-    found = db.execute(
-        "SELECT id FROM queries WHERE user = ? AND conversation = ? AND created_at <= ? AND id <> ? "
-        "ORDER BY created_at DESC LIMIT ?",
-        (row["user"], row["conversation"], row["created_at"], row["id"], MAX_TURNS),
-    )
-    return [one["id"] for one in found]
+    rewritten = [row["id"] for row in rows if row["rewritten"] or row["variants"] != "[]"]
+    withheld = _withheld(db, caller, _basis(db, rewritten))
+    return [_entry(row, rewriting=row["id"] not in withheld) for row in rows]
 
 
 def _entry(row: sqlite3.Row, *, rewriting: bool) -> LoggedQuery:

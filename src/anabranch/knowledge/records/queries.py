@@ -3,7 +3,9 @@ per collection, user and day."""
 
 import sqlite3
 import time
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,6 +26,13 @@ GUEST = "(guest)"
 MAX_SENTENCES_BYTES = 200_000
 
 
+class FoundAt(NamedTuple):
+    """Where a passage was found. A new version of a document has new chunks."""
+
+    document: str
+    chunk: str
+
+
 class LoggedCitation(Value):
     """A citation of a logged answer; `start_char` and `end_char` are offsets in the document as it was then. They are
     null if an earlier version has logged it."""
@@ -38,8 +47,9 @@ class LoggedCitation(Value):
 
 class QueryRecord(Value):
     """A question and its outcome: `answered`, `refused`, or the code of an error; then `answer` is None. `id` is what a
-    client sends with its feedback. `key_collections` are those to which the asker's key was restricted. `verdicts`
-    counts the `sentences` of a verified answer. If it is not `kept`, it is only counted."""
+    client sends with its feedback. `key_collections` are those to which the asker's key was restricted. `earlier` are
+    the passages on which the turns that the model has read with it rest. `verdicts` counts the `sentences` of a
+    verified answer. If it is not `kept`, it is only counted."""
 
     id: str
     user: str
@@ -49,6 +59,7 @@ class QueryRecord(Value):
     refused: bool = False
     model: str | None = None
     found: tuple[Passage, ...] = ()
+    earlier: frozenset[FoundAt] = frozenset()
     quotes: tuple[LoggedCitation, ...] = ()
     collections: tuple[int, ...] | None = None
     input_tokens: int = 0
@@ -113,7 +124,7 @@ def _count(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
 
 def _record_question(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
     db.execute(
-        "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+        "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
         (
             query.id,
             query.user,
@@ -132,11 +143,19 @@ def _record_question(db: sqlite3.Connection, query: QueryRecord, now: float) -> 
             as_json(query.settings),
             query.outcome,
             None if query.key_collections is None else as_json(query.key_collections),
+            as_json(_by_document(query.earlier)),
         ),
     )
     db.executemany(
         "INSERT INTO query_collections VALUES (?, ?, ?)", ((key, query.id, now) for key in query.collections or ())
     )
+
+
+def _by_document(passages: Iterable[FoundAt]) -> dict[str, list[str]]:
+    found = defaultdict[str, list[str]](list)
+    for one in passages:
+        found[one.document].append(one.chunk)
+    return found
 
 
 def _record_answer(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
@@ -281,6 +300,8 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     found (query) AS (
         SELECT query FROM retrievals WHERE document IN (SELECT id FROM given)
         UNION SELECT query FROM citations WHERE document IN (SELECT id FROM given)
+        UNION SELECT queries.id FROM queries JOIN json_each(earlier_passages) AS earlier
+        WHERE earlier.key IN (SELECT id FROM given)
     ),
     entries (id) AS (
         SELECT query FROM found UNION

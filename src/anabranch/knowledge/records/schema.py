@@ -421,6 +421,12 @@ CREATE TRIGGER stored_otherwise AFTER UPDATE OF stored_bytes, metadata ON docume
 END;
 """
 
+# The passages that were found for the turns that the model has read with a question, and for those that these had read:
+# the chunks of each document, as JSON; null for entries of before, for which it may have read any earlier turn.
+EARLIER_PASSAGES = """
+ALTER TABLE queries ADD COLUMN earlier_passages TEXT;
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -436,4 +442,5 @@ MIGRATIONS = (
     DEFAULT_VISIBILITY,
     LANES,
     STORED,
+    EARLIER_PASSAGES,
 )
