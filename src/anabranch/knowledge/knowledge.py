@@ -222,8 +222,8 @@ class Knowledge:
         chosen = self._chunking(found, chunking)
 
         def write(db: Connection) -> str:
-            self._limits.check_documents(db, found, caller.owner, arrived)
-            return jobs.create(db, found, caller.owner, arrived, chosen)
+            self._limits.check_documents(db, found, caller, arrived)
+            return jobs.create(db, found, caller, arrived, chosen)
 
         return await self._database.write(write)
 
@@ -421,7 +421,8 @@ class Knowledge:
 
         def read(db: Connection) -> StoredDocument | None:
             content_hash = sha256(arrived.data).hexdigest()
-            document = msgspec.structs.replace(arrived, identity=jobs.identity_of(arrived, content_hash))
+            identity = jobs.identity_for(db, collection, caller, arrived, content_hash)
+            document = msgspec.structs.replace(arrived, identity=identity)
             stored = find_stored(db, collection, caller.owner, document, content_hash, recipe)
             return None if stored is None or stored.changed else stored.document
 
