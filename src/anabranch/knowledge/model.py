@@ -181,8 +181,10 @@ class Collection(Value):
 
     @property
     def address(self) -> str:
-        """What names it whoever asks: `collection:owner/name`; the operator's collections have an empty owner."""
-        return f"{ADDRESS}{self.owner}/{self.name}"
+        """What names it whoever asks: `collection:owner/name`; the operator's collections have an empty owner. A slash
+        of the name is escaped: an owner's name may have one, too."""
+        name = self.name.replace("%", "%25").replace("/", "%2F")
+        return f"{ADDRESS}{self.owner}/{name}"
 
     def permits(self, caller: Caller) -> bool:
         return self.settings.default_permissions.permits(caller, self.owner)
