@@ -22,15 +22,15 @@ def checked_name(name: str) -> str:
     if name.casefold().replace("\u0131", "i").startswith(ADDRESS):
         raise InvalidQuestion(f"name must not begin with {ADDRESS!r}: the addresses of collections do.")
     if is_id(name):
-        raise InvalidQuestion("name must not have the form of an id: it could be taken for the id of another collection.")
+        raise InvalidQuestion("name must not have the form of an id: it could be taken for that of another collection.")
     check_lookalikes(name)
     return name
 
 
 def matching(name: str, visible: Sequence[Collection], caller: Caller) -> list[Collection]:
     """The collection with this id, else address, else name; of several with the name the caller's own, else all. What
-    is written as an address with an owner, or as an id, is never a name: whoever may choose a name could stand in for that
-    owner, or for a collection that is hidden or deleted."""
+    is written as an address with an owner, or as an id, is never a name: whoever may choose a name could stand in for
+    that owner, or for a collection that is hidden or deleted."""
     written = {name, unicodedata.normalize("NFC", name)}
     bare = {one.removeprefix(ADDRESS) for one in written if not (one.startswith(ADDRESS) and "/" in one)}
     has_own = caller.operator or caller.user is not None

@@ -56,8 +56,8 @@ KINDS = "||' '||".join(f"typeof({name})" for name in (*COLUMNS, "hash"))
 EXPECTED_KINDS = " ".join((*COLUMNS.values(), "blob"))
 # What the schema says of the log: its tables with their indexes and triggers, and whatever else names one of them.
 SCHEMA = (
-    "SELECT type, name, sql FROM sqlite_schema WHERE tbl_name COLLATE NOCASE IN ('audit', 'audit_names', 'audit_chain') "
-    "OR sql LIKE '%audit%'"
+    "SELECT type, name, sql FROM sqlite_schema "
+    "WHERE tbl_name COLLATE NOCASE IN ('audit', 'audit_names', 'audit_chain') OR sql LIKE '%audit%'"
 )
 
 

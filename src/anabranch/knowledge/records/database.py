@@ -19,7 +19,6 @@ from anabranch.knowledge.disk import is_nearly_full, reserve_released
 from anabranch.knowledge.records.schema import MIGRATIONS
 from anabranch.policies.fair_threads import FairThreads
 
-
 # Other names never stand for something in the form of `new_id`, and new names do not have it.
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE)
 

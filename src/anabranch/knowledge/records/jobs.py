@@ -147,9 +147,7 @@ def _insert_item(
     return item or 0
 
 
-def count_versions(
-    db: sqlite3.Connection, collection: Collection, caller: Caller, sent: Sequence[NewDocument]
-) -> int:
+def count_versions(db: sqlite3.Connection, collection: Collection, caller: Caller, sent: Sequence[NewDocument]) -> int:
     """How many of these are versions of documents that are stored."""
     identities = {identity_for(db, collection, caller, one, _hash_of(one)) for one in sent}
     return sum(documents.by_identity(db, collection.key, one) is not None for one in identities)
