@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from anabranch.domain.audit import Actor, AuditEntry, AuditFilter, AuditRecord, acting
+from anabranch.knowledge.key_requests import KeyRequest
 from anabranch.knowledge.model import CollectionSettings, NewDocument, Permissions
 from anabranch.knowledge.records import audit, collections, keys
 from anabranch.knowledge.records.audit import MAX_GRANTED, AuditDamaged
@@ -127,6 +128,55 @@ async def test_each_change_of_documents_leaves_a_record(tmp_path: Path) -> None:
         assert found_records[1].object == f"job:{job}"
         assert found_records[6].granted == ("user:bob",)
         assert problems(opened.database) == []
+
+
+async def test_an_erased_user_leaves_a_record_of_each_permission_and_key_that_goes(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as opened:
+        room = opened.room
+        shared = Permissions(visibility="restricted", allowed_users=("bob", "carol"))
+        await opened.collection(caller=ALICE, default_permissions=shared)
+        await opened.put("Rivers join.", caller=ALICE, permissions=shared)
+        (document,), _ = await room.documents(ALICE, None, 0, 10)
+        bobs, _ = await room.create_api_key(KeyRequest(user="bob"), ())
+        revoked, _ = await room.create_api_key(KeyRequest(user="bob"), ())
+        await room.revoke_api_key(revoked.id)
+        before = records(opened.database)[0].seq
+        erasure = await room.erase(user="bob")
+        since = {one.action: one for one in records(opened.database) if one.seq > before}
+        assert (since["key.revoked"].object, since["key.revoked"].name) == (f"key:{bobs.id}", None)
+        for action in ("document.permissions_changed", "collection.permissions_changed"):
+            assert since[action].granted == ("user:carol",)
+        assert since["document.permissions_changed"].object == f"document:{document.id}"
+        assert since["erasure.requested"].object == f"erasure:{erasure.id}"
+        assert sum(one.action == "key.revoked" for one in records(opened.database)) == 2, "each key once"
+        assert problems(opened.database) == []
+
+
+async def test_a_record_of_a_key_says_what_it_may_do_and_until_when(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as opened:
+        plans = await opened.collection("plans")
+        created, _ = await opened.room.create_api_key(
+            KeyRequest(
+                user="bob",
+                scopes=("ask",),
+                collections=("plans",),
+                grants=("source:wiki",),
+                limits={"requests": 9},
+                expires_at=4e9,
+            ),
+            (),
+        )
+        await opened.room.rotate_api_key(created.id, 0, 5e9)
+        await opened.room.revoke_api_key(created.id)
+        await opened.room.create_api_key(KeyRequest(user="root", operator=True), ())
+        details = {one.action: one.details for one in reversed(records(opened.database, action="key"))}
+        scoped = {"operator": False, "scopes": ["ask"], "collections": [plans], "grants": ["source:wiki"]}
+        limited = {**scoped, "limits": {"requests": 9.0}}
+        assert details["key.rotated"] == {**limited, "expires_at": "2128-06-11T08:53:20Z"}
+        assert details["key.revoked"] == details["key.rotated"]
+        (unrestricted, first) = records(opened.database, action="key.created")
+        assert first.details == {**limited, "expires_at": "2096-10-02T07:06:40Z"}
+        assert unrestricted.details == {"operator": True, "scopes": ["ask", "read", "ingest", "admin"]}
 
 
 async def test_a_document_that_fails_leaves_a_record(tmp_path: Path) -> None:

@@ -120,10 +120,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
         permissions = one.settings.default_permissions
         for user in erased.users:
             permissions = permissions.without(user)
-        if permissions != one.settings.default_permissions:
-            settings = msgspec.structs.replace(one.settings, default_permissions=permissions)
-            db.execute("UPDATE collections SET settings = ? WHERE key = ?", (as_json(settings), one.key))
-            changes.record(db, "collection", -one.key)
+        describe(db, one, one.description, msgspec.structs.replace(one.settings, default_permissions=permissions))
     return len(owned)
 
 
