@@ -295,8 +295,8 @@ def _update(metric: Counter | Gauge | Histogram, *known: Iterable[str], labels: 
 
 
 def _source_label(path: str, surface: str) -> str:
-    """All collections together: whoever reads the metrics may not see each of them. A published one has its name or id as
-    its path."""
+    """All collections together: whoever reads the metrics may not see each of them. The path of a published one is its
+    name or id."""
     return COLLECTIONS if surface == ENDPOINTS or path.startswith(COLLECTION_ADDRESS) else path
 
 

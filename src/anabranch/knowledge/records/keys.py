@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from anabranch.domain.model import Value
 from anabranch.domain.rights import UNRESTRICTED, Grants, Rights, Scope
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records import audit, collections
-from anabranch.knowledge.records.database import as_json
+from anabranch.knowledge.records.database import StoreFailed, as_json, read_only
 
 PREFIX = "ab_"
 # So much of the hash of a secret identifies it, in this process only.
@@ -106,6 +107,16 @@ def credentials(db: sqlite3.Connection, now: float | None = None) -> set[str]:
         {"now": _now(now)},
     )
     return {hashed[:CREDENTIAL_CHARACTERS] for row in found for hashed in row if hashed is not None}
+
+
+def valid_again(db: sqlite3.Connection, replaced: Path) -> int | None:
+    """How many secrets are valid in restored records, but not in those that they replaced: the key was revoked, erased
+    or rotated. None if those cannot be read."""
+    try:
+        with read_only(replaced) as before:
+            return len(credentials(db) - credentials(before))
+    except StoreFailed:
+        return None
 
 
 def rotate(
