@@ -166,6 +166,15 @@ async def test_a_deleted_document_is_not_found_any_more(shop: Workshop) -> None:
     assert await shop.titles("fish") == left
 
 
+async def test_deleting_a_collection_does_not_say_how_many_hidden_documents_it_had(shop: Workshop) -> None:
+    collection = await shop.collection("hers", caller=ALICE)
+    await shop.put("Herons fly.", collection=collection, caller=ALICE)
+    await shop.put("Otters swim.", collection=collection, permissions=PRIVATE)
+    removed, _ = await shop.room.delete_collection(ALICE, "hers")
+    assert removed == 1
+    assert (await shop.room.documents(OPERATOR, None, 0, 10))[1] == 0
+
+
 async def test_deleting_a_collection_deletes_everything_in_it(shop: Workshop) -> None:
     await shop.put("Herons eat fish.")
     await shop.room.ingest(OPERATOR, "notes", [text("Otters wait in the queue.")])

@@ -193,15 +193,17 @@ class Knowledge:
         return await self._with_catalog(read)
 
     async def delete_collection(self, caller: Caller, name: str) -> tuple[int, Erasure]:
-        """Delete a collection with its documents; returns how many there were, and how the rest is erased."""
-        found = await self._own_collection(caller, name)
+        """Delete a collection with its documents; returns how many the caller could see, and how the rest is erased."""
+        counted = await self.collection(caller, name)
+        found = counted.collection
+        _may_change(caller, found.owner, "collection")
 
-        def write(db: Connection) -> tuple[int, Erasure]:
+        def write(db: Connection) -> Erasure:
             erased = Erased(documents=tuple(documents.ids_in(db, found.key)))
-            count = collections.delete(db, found.key)
-            return count, erasures.request(db, "collection", erased, self._erasure_times)
+            collections.delete(db, found.key)
+            return erasures.request(db, "collection", erased, self._erasure_times)
 
-        return await self._database.write(write, deleting=True)
+        return counted.documents, await self._database.write(write, deleting=True)
 
     async def query_count(self, caller: Caller, collection: Collection, days: int) -> int:
         """How many questions a collection answered: all of them for its owner, else only the caller's."""
