@@ -28,7 +28,7 @@ from anabranch.domain.model import Embedding
 from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
-from anabranch.knowledge.model import Chunking, Collection, CollectionSettings, NewDocument, Strategy
+from anabranch.knowledge.model import Caller, Chunking, Collection, CollectionSettings, NewDocument, Strategy
 from anabranch.knowledge.parse import ParseLimits, Parsers
 from anabranch.knowledge.records import collections, jobs
 from anabranch.knowledge.records.database import Database, new_id
@@ -178,7 +178,7 @@ async def measured(documents: Sequence[bytes], strategy: Strategy, embedder: Emb
             NewDocument(source="file", data=data, filename=f"{new_id()}.pdf") for data in documents[begin:][:100]
         ]
         chunking = Chunking(strategy=strategy, size=embedder.window, overlap=50)
-        database.writing(lambda db, a=arrived, c=chunking: jobs.create(db, collection, "", a, c))
+        database.writing(lambda db, a=arrived, c=chunking: jobs.create(db, collection, Caller(operator=True), a, c))
     stages.cpu_s.clear()
     parser = psutil.Process(parsers.pids[0])
     began, cpu, parsing, loop = time.monotonic(), time.process_time(), _cpu(parser), time.thread_time()

@@ -5,7 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from anabranch.domain.audit import Actor, AuditEntry, AuditFilter, AuditRecord, acting
+from anabranch.knowledge.key_requests import KeyRequest
 from anabranch.knowledge.model import CollectionSettings, NewDocument, Permissions
 from anabranch.knowledge.records import audit, collections, keys
-from anabranch.knowledge.records.audit import MAX_GRANTED
+from anabranch.knowledge.records.audit import MAX_GRANTED, AuditDamaged
 from anabranch.knowledge.records.database import Connection, Database
 from support.knowledge_fixtures import ALICE, OPERATOR, text, workshop
 
@@ -56,12 +57,20 @@ def problems(database: Database) -> list[str]:
 
 
 def tamper(database: Database, *statements: str) -> None:
-    """Change the file as somebody does who has it."""
-    with closing(sqlite3.connect(database.path)) as db:
-        db.execute("DROP TRIGGER IF EXISTS audit_is_not_changed")
+    """Change the file as somebody does who has it, and leave its schema as it was."""
+    with closing(sqlite3.connect(database.path)) as db, changeable(db):
         for statement in statements:
             db.execute(statement)
         db.commit()
+
+
+@contextmanager
+def changeable(db: sqlite3.Connection) -> Iterator[None]:
+    """Without the trigger that keeps records from being changed."""
+    (trigger,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = 'audit_is_not_changed'").fetchone()
+    db.execute("DROP TRIGGER audit_is_not_changed")
+    yield
+    db.execute(trigger)
 
 
 def test_a_record_says_who_did_what_from_where(database: Database) -> None:
@@ -119,6 +128,55 @@ async def test_each_change_of_documents_leaves_a_record(tmp_path: Path) -> None:
         assert found_records[1].object == f"job:{job}"
         assert found_records[6].granted == ("user:bob",)
         assert problems(opened.database) == []
+
+
+async def test_an_erased_user_leaves_a_record_of_each_permission_and_key_that_goes(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as opened:
+        room = opened.room
+        shared = Permissions(visibility="restricted", allowed_users=("bob", "carol"))
+        await opened.collection(caller=ALICE, default_permissions=shared)
+        await opened.put("Rivers join.", caller=ALICE, permissions=shared)
+        (document,), _ = await room.documents(ALICE, None, 0, 10)
+        bobs, _ = await room.create_api_key(KeyRequest(user="bob"), ())
+        revoked, _ = await room.create_api_key(KeyRequest(user="bob"), ())
+        await room.revoke_api_key(revoked.id)
+        before = records(opened.database)[0].seq
+        erasure = await room.erase(user="bob")
+        since = {one.action: one for one in records(opened.database) if one.seq > before}
+        assert (since["key.revoked"].object, since["key.revoked"].name) == (f"key:{bobs.id}", None)
+        for action in ("document.permissions_changed", "collection.permissions_changed"):
+            assert since[action].granted == ("user:carol",)
+        assert since["document.permissions_changed"].object == f"document:{document.id}"
+        assert since["erasure.requested"].object == f"erasure:{erasure.id}"
+        assert sum(one.action == "key.revoked" for one in records(opened.database)) == 2, "each key once"
+        assert problems(opened.database) == []
+
+
+async def test_a_record_of_a_key_says_what_it_may_do_and_until_when(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as opened:
+        plans = await opened.collection("plans")
+        created, _ = await opened.room.create_api_key(
+            KeyRequest(
+                user="bob",
+                scopes=("ask",),
+                collections=("plans",),
+                grants=("source:wiki",),
+                limits={"requests": 9},
+                expires_at=4e9,
+            ),
+            (),
+        )
+        await opened.room.rotate_api_key(created.id, 0, 5e9)
+        await opened.room.revoke_api_key(created.id)
+        await opened.room.create_api_key(KeyRequest(user="root", operator=True), ())
+        details = {one.action: one.details for one in reversed(records(opened.database, action="key"))}
+        scoped = {"operator": False, "scopes": ["ask"], "collections": [plans], "grants": ["source:wiki"]}
+        limited = {**scoped, "limits": {"requests": 9.0}}
+        assert details["key.rotated"] == {**limited, "expires_at": "2128-06-11T08:53:20Z"}
+        assert details["key.revoked"] == details["key.rotated"]
+        (unrestricted, first) = records(opened.database, action="key.created")
+        assert first.details == {**limited, "expires_at": "2096-10-02T07:06:40Z"}
+        assert unrestricted.details == {"operator": True, "scopes": ["ask", "read", "ingest", "admin"]}
 
 
 async def test_a_document_that_fails_leaves_a_record(tmp_path: Path) -> None:
@@ -206,12 +264,53 @@ def test_whoever_changes_the_log_is_found(database: Database, statements: tuple[
     assert problems(database) != []
 
 
+IGNORED = "BEGIN SELECT RAISE(IGNORE); END"
+OTHER_SCHEMAS: dict[str, tuple[str, ...]] = {
+    "another actor": ("ALTER TABLE audit ADD COLUMN actor_name TEXT DEFAULT 'user:mallory'",),
+    "another address": ("ALTER TABLE audit ADD COLUMN address_name TEXT DEFAULT '192.0.2.66'",),
+    "another name": ("ALTER TABLE audit ADD COLUMN object_name TEXT DEFAULT 'nothing'",),
+    "ignored records": (
+        f"CREATE TRIGGER x BEFORE INSERT ON audit {IGNORED}",
+        f"CREATE TRIGGER y BEFORE UPDATE ON audit_chain {IGNORED}",
+    ),
+    "records deleted with others": ("CREATE TRIGGER z AFTER INSERT ON keys BEGIN DELETE FROM audit WHERE 0; END",),
+    "no trigger": ("DROP TRIGGER audit_is_not_changed",),
+    "no index": ("DROP INDEX audit_names_by_subject",),
+    "another index": ("CREATE UNIQUE INDEX once ON audit (action)",),
+    "a view": (
+        "ALTER TABLE audit_names RENAME TO kept",
+        "CREATE VIEW audit_names AS SELECT digest, salt, day, subject, name FROM kept",
+    ),
+}
+
+
+@pytest.mark.parametrize("statements", OTHER_SCHEMAS.values(), ids=OTHER_SCHEMAS.keys())
+def test_whoever_changes_the_schema_of_the_log_is_found_and_forges_no_name(
+    database: Database, statements: tuple[str, ...]
+) -> None:
+    add(database, "a.b", object="document:1", name="Plans")
+    with closing(sqlite3.connect(database.path)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+    assert problems(database) != []
+    (record,) = records(database)
+    assert (record.actor, record.address, record.name) == ("user:david", "192.0.2.7", "Plans")
+
+
+@pytest.mark.parametrize("ignored", ["INSERT ON audit", "UPDATE ON audit_chain"])
+def test_a_change_is_refused_if_its_record_is_ignored(database: Database, ignored: str) -> None:
+    database.writing(lambda db: db.execute(f"CREATE TRIGGER x BEFORE {ignored} {IGNORED}"))
+    with pytest.raises(AuditDamaged):
+        database.writing(lambda db: keys.create(db, user="mallory"))
+    assert database.reading(keys.listed) == []
+
+
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     """In every column of every table of the log, also after names were forgotten: 200 flips."""
     with closing(Database.open(tmp_path)) as database:
         filled(database, 10)
         database.writing(lambda db: audit.forget(db, "user:1"))
-        tamper(database, "SELECT 1")
         chance = random.Random(20)
         with closing(sqlite3.connect(database.path, isolation_level=None)) as db:
             cells = [
@@ -245,7 +344,8 @@ def flip_one(db: sqlite3.Connection, table: str, key: int | bytes, column: str, 
         flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
         changed = bytes(flipped)
     shown = f"CAST(? AS {'TEXT' if kind == 'text' else 'BLOB' if kind == 'blob' else 'INTEGER'})"
-    db.execute(f"UPDATE OR REPLACE {table} SET {column} = {shown} WHERE {which} = ?", (changed, key))
+    with changeable(db):
+        db.execute(f"UPDATE OR REPLACE {table} SET {column} = {shown} WHERE {which} = ?", (changed, key))
     assert audit.verify(db) != [], (table, key, column, value, changed)
     db.execute("ROLLBACK")
     assert audit.verify(db) == []

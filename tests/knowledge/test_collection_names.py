@@ -2,12 +2,17 @@
 
 # ruff: noqa: RUF001  the lookalikes themselves
 
+from pathlib import Path
+
 import pytest
 
-from anabranch.domain.errors import Conflict, InvalidQuestion
+from anabranch.domain.errors import Conflict, InvalidQuestion, NotFound
 from anabranch.knowledge.collection_names import checked_name, matching, only, unambiguous
+from anabranch.knowledge.key_requests import KeyRequest
 from anabranch.knowledge.model import Collection, CollectionSettings
-from support.knowledge_fixtures import ALICE, BOB, GUEST, OPERATOR
+from anabranch.knowledge.records import collections
+from anabranch.knowledge.records.database import new_id
+from support.knowledge_fixtures import ALICE, BOB, GUEST, OPERATOR, workshop
 
 
 @pytest.mark.parametrize(
@@ -149,18 +154,45 @@ def test_an_address_is_exact_whatever_others_name_their_collections() -> None:
     assert only("bob/notes", ALL, ALICE) == ODD
     assert only("collection:notes", ALL, ALICE) == ALICES
     assert only("collection:bob/notes", [ODD], ALICE) is None, "a name does not stand in for an owner"
-    assert unambiguous(ODD, ALL, ALICE, "collection:") == "collection:carol/bob/notes"
+    assert unambiguous(ODD, ALL, ALICE, "collection:") == "collection:carol/bob%2Fnotes"
 
 
-def test_collections_with_one_address_are_named_by_their_ids() -> None:
-    other = of(5, "bob/x", "notes")
-    same = of(6, "bob", "x/notes")
-    assert other.address == same.address
-    with pytest.raises(Conflict, match="use notes or x/notes"):
-        only(other.address, [other, same], ALICE)
-    assert unambiguous(other, [other, same, BOBS], ALICE) == "id-5"
+def test_no_two_collections_have_one_address_whatever_slashes_their_names_and_owners_have() -> None:
+    owned = [("bob/x", "notes"), ("bob", "x/notes"), ("bob", "x%2Fnotes"), ("", "/bob"), ("/", "bob"), ("", "bob")]
+    several = [of(key, *one) for key, one in enumerate(owned)]
+    for one in several:
+        assert only(one.address, several, ALICE) == one
+        assert only(one.address, [other for other in several if other != one], ALICE) is None
+
+
+def test_a_name_in_the_form_of_an_id_is_refused_and_an_old_one_stands_for_no_id() -> None:
+    identifier = new_id()
+    for name in (identifier, identifier.upper(), f" {identifier} "):
+        with pytest.raises(InvalidQuestion, match="the form of an id"):
+            checked_name(name)
+    assert checked_name(f"{identifier}-notes") == f"{identifier}-notes"
+    old = of(8, "bob", identifier)
+    for written in (identifier, f"collection:{identifier}"):
+        assert only(written, [old], BOB) is None
+    assert unambiguous(old, [old], BOB) == f"collection:bob/{identifier}"
+    assert [only(named, [old], ALICE) for named in (old.id, old.address)] == [old, old]
 
 
 def test_a_name_is_found_however_its_accents_are_encoded() -> None:
     school = of(7, "alice", "école")
     assert only("e\u0301cole", [school], BOB) == school
+
+
+async def test_a_key_is_never_restricted_to_a_collection_that_is_named_like_the_id_of_another(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as shop:
+        deleted = await shop.collection("handbook", caller=ALICE)
+        await shop.room.delete_collection(ALICE, "handbook")
+        settings = CollectionSettings(embedding_model="m")
+        old = shop.database.writing(
+            lambda db: collections.create(db, owner="mallory", name=deleted, description="", settings=settings)
+        )
+        assert old is not None
+        with pytest.raises(NotFound):
+            await shop.room.create_api_key(KeyRequest(user="carl", collections=(deleted,)), ())
+        key, _ = await shop.room.create_api_key(KeyRequest(user="carl", collections=(old.id, old.address)), ())
+        assert key.rights.collections == (old.key,)

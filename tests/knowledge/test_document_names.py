@@ -2,7 +2,7 @@
 
 import time
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
@@ -89,6 +89,24 @@ async def test_names_are_resolved_among_what_the_caller_may_see(shop: Workshop) 
         assert "Secret plan'" not in refused.value.message.replace(repr(name), "")
     with pytest.raises(Conflict):
         await shop.room.document(ALICE, "plan.md")
+
+
+@pytest.mark.parametrize("written", [str, str.upper])
+async def test_an_id_never_stands_for_a_document_that_is_named_like_it(
+    shop: Workshop, written: Callable[[str], str]
+) -> None:
+    (hers,) = await add(shop, ("plan.md", "Plan"), caller=ALICE, to=await shop.collection("hers", caller=ALICE))
+    theirs = await shop.collection("theirs", caller=BOB)
+    await add(shop, ("a.md", written(hers)), (written(hers), "b"), caller=BOB, to=theirs)
+    await shop.room.ingest(BOB, theirs, [NewDocument(source="text", data=b"Waits.", title=written(hers))])
+    await shop.room.delete_document(ALICE, hers)
+    for name in (hers, written(hers)):
+        for caller in (BOB, OPERATOR):
+            for attempt in (shop.room.document, shop.room.delete_document, shop.room.retry):
+                with pytest.raises(NotFound):
+                    await attempt(caller, name)
+    _, total = await shop.room.documents(BOB, "theirs", 0, 10)
+    assert total == 2
 
 
 async def test_an_unknown_name_suggests_similar_ones(shop: Workshop) -> None:

@@ -83,6 +83,49 @@ async def test_a_changed_document_replaces_the_old_one_under_the_same_id(shop: W
     assert await shop.find("fish", metadata={"none": "none"}) == []
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["stored", "waiting"])
+async def test_the_id_of_a_hidden_document_in_ones_own_collection_says_and_changes_nothing_of_it(
+    tmp_path: Path, waits: bool
+) -> None:
+    async with workshop(tmp_path) as shop:
+        collection = await shop.collection(caller=ALICE)
+        hidden = text("Salary of the boss: secret.", PRIVATE, metadata={"author": "carol"})
+        job = await shop.room.ingest(OPERATOR, collection, [hidden])
+        if not waits:
+            await shop.ingest_pending()
+        (theirs,) = (await shop.room.job(OPERATOR, job)).items
+        sent = [text("Salary of the boss: secret."), text("Salary is other words.")]
+        outcomes, ids = [], set()
+        for one in (*sent, sent[1]):
+            job = await shop.room.ingest(ALICE, "notes", [one])
+            await shop.ingest_pending()
+            (item,) = (await shop.room.job(ALICE, job)).items
+            outcomes.append(item.outcome)
+            ids.add(item.document_id)
+        assert outcomes == ["added", "replaced", "unchanged"]
+        assert len(ids) == 1
+        assert theirs.document_id not in ids
+        found = await shop.room.document(OPERATOR, theirs.document_id, content=True)
+        assert (found.content, found.permissions, found.owner) == ("Salary of the boss: secret.", PRIVATE, "")
+        with pytest.raises(NotFound):
+            await shop.room.document(ALICE, theirs.document_id)
+        await shop.room.delete_document(OPERATOR, theirs.document_id)
+        await shop.put("Salary once more.", caller=ALICE)
+        (mine,), total = await shop.room.documents(ALICE, "notes", 0, 10)
+        assert (mine.id in ids, total) == (True, 1), "her document keeps its id once the other one is gone"
+
+
+async def test_who_may_see_a_document_of_the_operator_in_ones_own_collection_replaces_it_by_id(shop: Workshop) -> None:
+    collection = await shop.collection("shared", caller=ALICE)
+    await shop.put("Herons fly.", collection=collection)
+    (first,), _ = await shop.room.documents(ALICE, "shared", 0, 10)
+    for caller, content in ((ALICE, "Herons swim."), (OPERATOR, "Herons wade.")):
+        await shop.put(content, collection=collection, caller=caller)
+        (stored,), _ = await shop.room.documents(ALICE, "shared", 0, 10)
+        assert stored.id == first.id
+        assert (await shop.room.document(ALICE, stored.id, content=True)).content == content
+
+
 async def test_a_query_sees_the_old_or_the_new_never_both_or_neither(shop: Workshop) -> None:
     await shop.put("Herons count 0.")
 
@@ -121,6 +164,15 @@ async def test_a_deleted_document_is_not_found_any_more(shop: Workshop) -> None:
     for _ in range(5):  # past the share of the dead, the segment is written anew
         shop.writer.fold()
     assert await shop.titles("fish") == left
+
+
+async def test_deleting_a_collection_does_not_say_how_many_hidden_documents_it_had(shop: Workshop) -> None:
+    collection = await shop.collection("hers", caller=ALICE)
+    await shop.put("Herons fly.", collection=collection, caller=ALICE)
+    await shop.put("Otters swim.", collection=collection, permissions=PRIVATE)
+    removed, _ = await shop.room.delete_collection(ALICE, "hers")
+    assert removed == 1
+    assert (await shop.room.documents(OPERATOR, None, 0, 10))[1] == 0
 
 
 async def test_deleting_a_collection_deletes_everything_in_it(shop: Workshop) -> None:

@@ -371,6 +371,18 @@ def test_metrics_hold_no_user_and_no_question(watch: Watch) -> None:
     assert "arm of a river" not in watch.scraped.text
 
 
+def test_collections_have_one_label_together_because_not_every_reader_may_see_them(watch: Watch) -> None:
+    for name in ("collection:plans", "collection:alice/plans"):
+        watch.question(replied(name))
+    watch.question(replied("019ab3c4-plans"), surface="endpoints")
+    watch.question(replied("alice/docs"))
+    after = watch.scraped
+    assert "plans" not in after.text
+    assert after.value("anabranch_source_replies_total", source="collections", status="success") == 3
+    assert after.value("anabranch_source_latency_ms_sum", source="collections") == 60
+    assert after.value("anabranch_source_replies_total", source="alice/docs", status="success") == 1
+
+
 # --- it never fails what it watches
 
 

@@ -10,13 +10,18 @@ from typing import NamedTuple
 
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.domain.audit import GUEST, Actor, AuditEntry
-from anabranch.domain.errors import AnabranchError
+from anabranch.domain.errors import AnabranchError, Forbidden, NotFound, RateLimited, Unauthorized
 
 # Of callers with a key, and as many of others: what a minute's refusals take in memory. The rest is only counted.
 MAX_COUNTED = 1_000
 # How many records may be written at once, and how many an hour in the long run.
 BURST, PER_HOUR = 1_000, 200
 SEVERAL = Actor(name="several", address="", surface="")
+
+
+def is_refused_access(error: Exception, *, identified: bool = True) -> bool:
+    """Whether a caller was refused something. What an identified caller may not see does not exist for it."""
+    return isinstance(error, Unauthorized | Forbidden | RateLimited) or (identified and isinstance(error, NotFound))
 
 
 class Refused(NamedTuple):

@@ -52,6 +52,10 @@ class Ground(StrEnum):
 EndpointKind = Literal["space", "openai", "collection", "mcp", "extractive"]
 
 
+# What the address of a collection begins with, where it is named beside sources and models.
+COLLECTION_ADDRESS = "collection:"
+
+
 class Endpoint(Value):
     """The address of a source or a model. `operator`: the operator configured it, so it is trusted; `public_only`: its
     caller may not reach the private addresses on the allow-list; `alternate` is a second address of the same source for

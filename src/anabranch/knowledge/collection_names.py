@@ -4,8 +4,10 @@ import unicodedata
 from collections.abc import Sequence
 
 from anabranch.domain.errors import Conflict, InvalidQuestion
+from anabranch.domain.model import COLLECTION_ADDRESS
 from anabranch.knowledge.lookalikes import check_lookalikes
-from anabranch.knowledge.model import ADDRESS, EVERYTHING, Caller, Collection
+from anabranch.knowledge.model import EVERYTHING, Caller, Collection
+from anabranch.knowledge.records.database import is_id
 
 MAX_NAME = 100
 MAX_CHOICES = 10
@@ -18,19 +20,26 @@ def checked_name(name: str) -> str:
         raise InvalidQuestion(f"name must have 1 to {MAX_NAME} characters.")
     if name == EVERYTHING:
         raise InvalidQuestion(f"The name {EVERYTHING!r} stands for all collections; choose another one.")
-    if name.casefold().replace("\u0131", "i").startswith(ADDRESS):
-        raise InvalidQuestion(f"name must not begin with {ADDRESS!r}: the addresses of collections do.")
+    if name.casefold().replace("\u0131", "i").startswith(COLLECTION_ADDRESS):
+        raise InvalidQuestion(f"name must not begin with {COLLECTION_ADDRESS!r}: the addresses of collections do.")
+    if is_id(name):
+        raise InvalidQuestion("name must not have the form of an id: it could be taken for that of another collection.")
     check_lookalikes(name)
     return name
 
 
 def matching(name: str, visible: Sequence[Collection], caller: Caller) -> list[Collection]:
     """The collection with this id, else address, else name; of several with the name the caller's own, else all. What
-    is written as an address with an owner is never a name: whoever may choose a name could stand in for that owner."""
+    is written as an address with an owner, or as an id, is never a name: whoever may choose a name could stand in for
+    that owner, or for a collection that is hidden or deleted."""
     written = {name, unicodedata.normalize("NFC", name)}
-    bare = {one.removeprefix(ADDRESS) for one in written if not (one.startswith(ADDRESS) and "/" in one)}
+    bare = {
+        one.removeprefix(COLLECTION_ADDRESS)
+        for one in written
+        if not (one.startswith(COLLECTION_ADDRESS) and "/" in one)
+    }
     has_own = caller.operator or caller.user is not None
-    named = [one for one in visible if one.name in bare]
+    named = [one for one in visible if one.name in bare and not is_id(one.name)]
     return (
         [one for one in visible if one.id in bare]
         or [one for one in visible if one.address in written]

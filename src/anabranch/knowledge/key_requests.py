@@ -9,7 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from anabranch.domain.errors import Conflict, InvalidQuestion, NotFound
 from anabranch.domain.model import Value
 from anabranch.domain.rights import ALL, NO_GRANT, PLANNER, SCOPES, Grants, Rights, Scope
+from anabranch.knowledge.collection_names import matching
 from anabranch.knowledge.lookalikes import check_lookalikes
+from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import collections, keys, queries
 from anabranch.knowledge.records.database import Connection
 
@@ -163,13 +165,12 @@ def _grants(wanted: tuple[str, ...] | None, *, operator: bool) -> Grants | None:
 
 
 def _collections(db: Connection, user: str, names: Sequence[str]) -> tuple[int, ...]:
-    """The collections with these ids or names; of several with one name, the user's own."""
+    """The collections with these ids, addresses or names; of several with one name, the user's own."""
     if not 0 < len(names) <= MAX_LISTED:
         raise InvalidQuestion(f"Name 1 to {MAX_LISTED} collections, or none to restrict nothing.")
     listed, found = collections.listed(db), []
     for name in names:
-        named = [one for one in listed if name in (one.id, one.name)]
-        chosen = [one for one in named if one.id == name or one.owner == user] or named
+        chosen = matching(name, listed, Caller(user=user))
         if not chosen:
             raise NotFound(f"There is no collection {name[:MAX_NAME]!r}.")
         if len(chosen) > 1:

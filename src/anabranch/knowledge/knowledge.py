@@ -193,15 +193,17 @@ class Knowledge:
         return await self._with_catalog(read)
 
     async def delete_collection(self, caller: Caller, name: str) -> tuple[int, Erasure]:
-        """Delete a collection with its documents; returns how many there were, and how the rest is erased."""
-        found = await self._own_collection(caller, name)
+        """Delete a collection with its documents; returns how many the caller could see, and how the rest is erased."""
+        counted = await self.collection(caller, name)
+        found = counted.collection
+        _may_change(caller, found.owner, "collection")
 
-        def write(db: Connection) -> tuple[int, Erasure]:
+        def write(db: Connection) -> Erasure:
             erased = Erased(documents=tuple(documents.ids_in(db, found.key)))
-            count = collections.delete(db, found.key)
-            return count, erasures.request(db, "collection", erased, self._erasure_times)
+            collections.delete(db, found.key)
+            return erasures.request(db, "collection", erased, self._erasure_times)
 
-        return await self._database.write(write, deleting=True)
+        return counted.documents, await self._database.write(write, deleting=True)
 
     async def query_count(self, caller: Caller, collection: Collection, days: int) -> int:
         """How many questions a collection answered: all of them for its owner, else only the caller's."""
@@ -222,8 +224,8 @@ class Knowledge:
         chosen = self._chunking(found, chunking)
 
         def write(db: Connection) -> str:
-            self._limits.check_documents(db, found, caller.owner, arrived)
-            return jobs.create(db, found, caller.owner, arrived, chosen)
+            self._limits.check_documents(db, found, caller, arrived)
+            return jobs.create(db, found, caller, arrived, chosen)
 
         return await self._database.write(write)
 
@@ -421,7 +423,8 @@ class Knowledge:
 
         def read(db: Connection) -> StoredDocument | None:
             content_hash = sha256(arrived.data).hexdigest()
-            document = msgspec.structs.replace(arrived, identity=jobs.identity_of(arrived, content_hash))
+            identity = jobs.identity_for(db, collection, caller, arrived, content_hash)
+            document = msgspec.structs.replace(arrived, identity=identity)
             stored = find_stored(db, collection, caller.owner, document, content_hash, recipe)
             return None if stored is None or stored.changed else stored.document
 

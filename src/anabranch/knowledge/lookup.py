@@ -10,7 +10,7 @@ from anabranch.domain.model import Value
 from anabranch.knowledge.index.reader import Catalog
 from anabranch.knowledge.model import Caller, DocumentStatus, StoredDocument
 from anabranch.knowledge.records import attributes, collections, documents, open_items
-from anabranch.knowledge.records.database import Connection, made_at
+from anabranch.knowledge.records.database import Connection, is_id
 from anabranch.knowledge.records.open_items import ITEM_KEYS, OpenName
 
 MAX_CANDIDATES = 10
@@ -85,12 +85,15 @@ def with_states(db: Connection, caller: Caller, stored: Iterable[StoredDocument]
 
 
 def find(db: Connection, caller: Caller, name: str) -> StoredDocument:
-    """The document with this id, else file name, else title, else either of them ignoring case. NotFound if the caller
-    can see none, Conflict if several have the name."""
+    """The document with this id, else file name, else title, else either of them ignoring case. What has the form of an
+    id is no name: it would stand for another document once that one is hidden or deleted. NotFound if the caller can
+    see none, Conflict if several have the name."""
     for one in documents.visible_by_ids(db, caller, [name]):
         return with_states(db, caller, [one])[0]
     for item in open_items.by_documents(db, caller, [name]).values():
         return item.document
+    if is_id(name):
+        raise NotFound(f"There is no document {name!r}.")
     if len(name) <= MAX_NAME and (matches := _stored_matches(db, caller, name) or _open_matches(db, caller, name)):
         return with_states(db, caller, [_only(db, name, matches)])[0]
     raise NotFound(f"There is no document {name[:MAX_SHOWN]!r}.{_similar(db, caller, name)}")
@@ -102,7 +105,7 @@ def find_failed(db: Connection, caller: Caller, name: str) -> open_items.OpenIte
     for item in open_items.by_documents(db, caller, [name]).values():
         if item.status == "failed":
             return item
-    if failed := _open_named(db, caller, name, status="failed"):
+    if not is_id(name) and (failed := _open_named(db, caller, name, status="failed")):
         return failed[_only(db, name, [item.document for item in failed.values()]).id]
     found = find(db, caller, name)
     raise Conflict(f"{found.title!r} is {found.status}; only a document that has failed can be retried.")
@@ -160,7 +163,7 @@ def _only(db: Connection, name: str, matches: Sequence[StoredDocument]) -> Store
 
 def _similar(db: Connection, caller: Caller, name: str) -> str:
     """A hint at documents with a similar name, among the newest that the caller can see."""
-    if made_at(name) or len(name) > MAX_SIMILAR_NAME:
+    if len(name) > MAX_SIMILAR_NAME:
         return ""
     from rapidfuzz import fuzz, process  # noqa: PLC0415  few requests need it
 

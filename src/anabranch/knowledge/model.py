@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from anabranch.domain.audit import GROUP, USER
 from anabranch.domain.errors import AnabranchError, Conflict
-from anabranch.domain.model import ChunkType, Context, Value
+from anabranch.domain.model import COLLECTION_ADDRESS, ChunkType, Context, Value
 from anabranch.domain.rights import UNRESTRICTED, Rights
 
 BlockKind = ChunkType
@@ -73,8 +73,6 @@ Rating = Literal["thumbs_up", "thumbs_down"]
 EVERYTHING = "collections"
 # Why a search has found less than there is.
 PARTIAL = "A part of the index is damaged and is being rebuilt, so passages may be missing."
-# What the address of a collection begins with.
-ADDRESS = "collection:"
 
 
 class Caller(Value):
@@ -181,8 +179,10 @@ class Collection(Value):
 
     @property
     def address(self) -> str:
-        """What names it whoever asks: `collection:owner/name`; the operator's collections have an empty owner."""
-        return f"{ADDRESS}{self.owner}/{self.name}"
+        """What names it whoever asks: `collection:owner/name`; the operator's collections have an empty owner. A slash
+        of the name is escaped: an owner's name may have one, too."""
+        name = self.name.replace("%", "%25").replace("/", "%2F")
+        return f"{COLLECTION_ADDRESS}{self.owner}/{name}"
 
     def permits(self, caller: Caller) -> bool:
         return self.settings.default_permissions.permits(caller, self.owner)

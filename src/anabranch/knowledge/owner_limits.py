@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from anabranch.domain.errors import QuotaReached
 from anabranch.domain.shares import Limit, claimant
-from anabranch.knowledge.model import Collection, NewDocument
+from anabranch.knowledge.model import Caller, Collection, NewDocument
 from anabranch.knowledge.records import collections, documents, jobs
 from anabranch.knowledge.records.database import Connection
 from anabranch.policies.shares import limit_reached, reached
@@ -25,14 +25,17 @@ class OwnerLimits:
     def check_collection(self, db: Connection, owner: str) -> None:
         self._check_stored("collections", collections.count_of(db, owner) + 1)
 
-    def check_documents(self, db: Connection, collection: Collection, owner: str, sent: Sequence[NewDocument]) -> None:
+    def check_documents(
+        self, db: Connection, collection: Collection, caller: Caller, sent: Sequence[NewDocument]
+    ) -> None:
+        owner = caller.owner
         size = sum(len(one.data) for one in sent)
         stored, waiting = documents.stored_by(db, owner), jobs.backlog(db, owner)
         self.check_waiting(db, owner, len(sent), size)
         self._check_stored("stored_bytes", stored.stored_bytes + waiting.pending_bytes + size)
         most = stored.documents + waiting.pending_documents + len(sent)
         if most > self._allowed("documents"):
-            self._check_stored("documents", most - jobs.count_versions(db, collection, sent))
+            self._check_stored("documents", most - jobs.count_versions(db, collection, caller, sent))
 
     def check_waiting(self, db: Connection, owner: str, sent: int, size: int) -> None:
         """LimitReached if that is more than may wait. What is larger than the limit on bytes is accepted when nothing

@@ -28,7 +28,17 @@ from anabranch.domain.events import (
     StepStatus,
     Token,
 )
-from anabranch.domain.model import Answer, Context, Ground, MarkKind, Question, Status, Support, WithheldReason
+from anabranch.domain.model import (
+    COLLECTION_ADDRESS,
+    Answer,
+    Context,
+    Ground,
+    MarkKind,
+    Question,
+    Status,
+    Support,
+    WithheldReason,
+)
 from anabranch.domain.signals import (
     AddedSourcesUnreadable,
     AnswerRated,
@@ -125,7 +135,9 @@ def _runs(pid: int) -> bool:
 
 
 RAG = "rag_stream"
-SURFACES = (RAG, "chat", "query", "openai", "endpoints", "library")
+ENDPOINTS = "endpoints"
+SURFACES = (RAG, "chat", "query", "openai", ENDPOINTS, "library")
+COLLECTIONS = "collections"
 OUTCOMES = ("answered", "cached", "refused", "failed", "cancelled", "rejected")
 ANSWERING = ("rewrite", "retrieve", "merge", "evidence", "conflicts", "prompt", "generate", "cite", "verify")
 STAGES = ("question", *ANSWERING, "aggregation.wait", "aggregation.emit", "aggregation.retry")
@@ -227,7 +239,7 @@ def _configured_metrics(settings: Settings) -> Mapping[str, Definition]:
     if settings.verifier_url:
         retried.add(f"{settings.verifier_model or 'verifier'} (verifier)")
     upstreams = {*retried, *sources, *(f"{path} (alternate)" for path in sources)}
-    searched = ("collections", *sources)
+    searched = (COLLECTIONS, *sources)
     redis: Mapping[str, Definition] = {"anabranch_redis_reachable": (MinGauge, "1 if Redis answers.", {})}
     return {
         "anabranch_source_replies": (
@@ -280,6 +292,12 @@ def _update(metric: Counter | Gauge | Histogram, *known: Iterable[str], labels: 
         return Children(lambda value: _update(metric, *known[1:], labels=(*labels, value)), known[0])
     child = metric.labels(*labels) if labels else metric
     return child.observe if isinstance(child, Histogram) else child.set if isinstance(child, Gauge) else child.inc
+
+
+def _source_label(path: str, surface: str) -> str:
+    """All collections together: whoever reads the metrics may not see each of them. The path of a published one is its
+    name or id."""
+    return COLLECTIONS if surface == ENDPOINTS or path.startswith(COLLECTION_ADDRESS) else path
 
 
 class Metrics:
@@ -336,8 +354,9 @@ class Metrics:
         update = self._update
         match event:
             case SourceReplied(reply=reply):
-                update["anabranch_source_replies"][reply.path][reply.status](1)
-                update["anabranch_source_latency_ms"][reply.path](reply.latency_ms)
+                source = _source_label(reply.path, surface)
+                update["anabranch_source_replies"][source][reply.status](1)
+                update["anabranch_source_latency_ms"][source](reply.latency_ms)
             case RetrievalFinished():
                 update["rag_retrieval_latency_ms"][surface](event.time_ms)
             case FellBack(fallback=fallback):

@@ -327,6 +327,29 @@ def test_backup_and_restore(run: Run, data: Path, tmp_path: Path) -> None:
     assert run("search", "refunds").code == 0
 
 
+def test_a_restore_says_how_many_keys_it_makes_valid_again(run: Run, data: Path, tmp_path: Path) -> None:
+    file, fresh = str(tmp_path / "b"), {"AGGREGATOR_DATA_DIR": str(tmp_path / "fresh")}
+
+    def restored(**env: str) -> str:
+        for kept in data.glob("records.sqlite.before-restore-*"):
+            kept.unlink()  # its name has the second
+        return run("restore", file, "--force", **env).err
+
+    for user in ("alice", "bob", "carol", "dave"):
+        assert run("keys", "create", "--user", user).code == 0
+    assert run("backup", file).code == 0
+    assert "valid" not in restored()
+    assert run("keys", "revoke", "alice").code == 0
+    assert "1 API key is valid that was not valid before the restore" in restored()
+    assert run("keys", "revoke", "alice").code == 0
+    assert run("keys", "rotate", "bob").code == 0
+    assert run("erase", "--user", "carol", "--yes").code == 0
+    assert "3 API keys are valid that were not valid before the restore" in restored()
+    assert "revoked or rotated after the backup are valid again" in restored(**fresh)
+    (data / "records.sqlite").write_bytes(b"no database")
+    assert "revoked or rotated after the backup are valid again" in restored()
+
+
 def test_a_backup_is_restored_into_an_empty_folder(run: Run, data: Path, tmp_path: Path) -> None:
     assert run("backup", str(tmp_path / "b")).code == 0
     fresh = tmp_path / "fresh" / "data"

@@ -191,6 +191,26 @@ async def test_refusals_are_counted_by_caller_and_reason(opened: Library) -> Non
     assert stranger["details"]["code"] == "unauthorized"
 
 
+async def test_refusals_of_mcp_tools_are_counted_like_those_of_requests(opened: Library) -> None:
+    await opened.collection("closed", who="bob", default_permissions={"visibility": "private"})
+    opened.secrets["frank"] = (await opened.good("POST", "/v1/keys", {"user": "frank"}, who="root"))["key"]
+
+    async def call(tool: str, **arguments: Any) -> None:
+        headers = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-06-18"}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}
+        assert (await opened.call("POST", "/mcp", message, who="frank", headers=headers)).status == 200
+
+    await call("search", query="plans", collections=["closed"])
+    await call("ask", question="plans?", sources=["closed"])
+    await call("aggregate", query_text="plans")
+    found = await refused(opened, 3, actor="frank")
+    assert {(one["object"], one["details"]["code"], one["actor"], one["surface"]) for one in found} == {
+        ("operation:mcp_search", "not_found", "user:frank", "mcp"),
+        ("operation:mcp_ask", "not_found", "user:frank", "mcp"),
+        ("operation:mcp_aggregate", "forbidden", "user:frank", "mcp"),
+    }
+
+
 async def test_a_flood_of_refusals_is_a_bounded_number_of_records(tmp_path: Path) -> None:
     Database.open(tmp_path).close()
     now = 0.0

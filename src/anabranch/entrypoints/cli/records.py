@@ -26,8 +26,8 @@ from anabranch.entrypoints.cli.terminal import (
     size,
 )
 from anabranch.knowledge.records import backup as copies
-from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import NAME
+from anabranch.knowledge.records import documents, keys
+from anabranch.knowledge.records.database import NAME, Connection
 from anabranch.knowledge.records.encryption import Encryption
 from anabranch.models.factory import LocalEmbedder
 
@@ -98,6 +98,7 @@ def restore(
             counts = copies.contents(found.db)
         with records(settings) as database:  # migrates the schema
             known = database.reading(documents.embedder)
+            warning = database.reading(lambda db: _keys_warning(db, aside))
     if not found.has_checksum:
         notes().print(
             f"{flat(str(file))} has no checksum, so damaged texts in it are not found: it was made by an earlier "
@@ -105,10 +106,24 @@ def restore(
         )
     if aside is not None:
         notes().print(f"The previous records are kept as {aside}.")
+    if warning is not None:
+        notes().print(warning)
     wanted = settings.embedding_model or LocalEmbedder.name
     if known is not None and known[0] != wanted:
         notes().print(documents.mismatch(known[0], wanted))
     _print_copy("Restored", file, counts, as_json=as_json)
+
+
+def _keys_warning(db: Connection, replaced: Path | None) -> str | None:
+    """What to know of the keys of restored records: a backup does not know what was revoked after it."""
+    count = keys.valid_again(db, replaced) if replaced is not None else None
+    if count == 0 or not keys.credentials(db):
+        return None
+    shown = "anabranch keys lists them; revoke those that should not be valid."
+    if count is None:
+        return f"API keys that were revoked or rotated after the backup are valid again. {shown}"
+    valid = "1 API key is valid that was" if count == 1 else f"{count} API keys are valid that were"
+    return f"{valid} not valid before the restore: revoked, rotated or erased after the backup. {shown}"
 
 
 def _print_copy(done: str, file: Path, counts: dict[str, int], *, as_json: bool) -> None:

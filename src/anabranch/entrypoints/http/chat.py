@@ -21,6 +21,7 @@ from anabranch.domain.events import (
     Token,
 )
 from anabranch.domain.model import (
+    COLLECTION_ADDRESS,
     Answer,
     Context,
     Endpoint,
@@ -42,7 +43,6 @@ from anabranch.entrypoints.http.operations import Call, EventStream, Operation, 
 from anabranch.entrypoints.http.query_wire import AnswerSupport, FallbackWanted, RemovedLinks
 from anabranch.entrypoints.http.streams import AnswerSurface, event_frame, whole
 from anabranch.entrypoints.verification import VerificationView, VerifiedRequest, verification
-from anabranch.knowledge.model import ADDRESS
 from anabranch.pipeline.run import Run
 
 WireStatus = Literal[
@@ -267,7 +267,7 @@ class ChatSurface(AnswerSurface):
         may = may_name(call.caller, grants)
         known = self.anabranch.questions.known_sources(grants) if may else {}
         if may or call.caller.user is not None:
-            asked = {one.slug for one in references if one.slug.startswith(ADDRESS)}
+            asked = {one.slug for one in references if one.slug.startswith(COLLECTION_ADDRESS)}
             known = {**{name: collection_endpoint(name) for name in asked}, **known}
         return self.anabranch.questions.chat(
             request.prompt,

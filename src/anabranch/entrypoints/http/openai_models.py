@@ -6,16 +6,15 @@ from typing import Any, NamedTuple
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.domain.errors import NotFound
-from anabranch.domain.model import Endpoint
+from anabranch.domain.model import COLLECTION_ADDRESS, Endpoint
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.openai_wire import ModelNotFound, OpenAIModelView
 from anabranch.entrypoints.http.operations import Call
 from anabranch.entrypoints.http.query_wire import CollectionQuestion
 from anabranch.knowledge.collection_names import unambiguous
-from anabranch.knowledge.model import ADDRESS
 
 EVERY = "all"
-COLLECTION, SOURCE, MODEL, MCP = ADDRESS.removesuffix(":"), "source", "model", "mcp"
+COLLECTION, SOURCE, MODEL, MCP = COLLECTION_ADDRESS.removesuffix(":"), "source", "model", "mcp"
 KINDS = (COLLECTION, SOURCE, MODEL, MCP)
 
 
@@ -88,7 +87,7 @@ class ModelCatalog:
             return []
         visible = await knowledge.chosen(call.caller, None)
         return [
-            OpenAIModelView(id=unambiguous(one, visible, call.caller, ADDRESS), created=int(one.created_at))
+            OpenAIModelView(id=unambiguous(one, visible, call.caller, COLLECTION_ADDRESS), created=int(one.created_at))
             for one in visible
         ]
 

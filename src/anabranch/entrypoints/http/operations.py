@@ -16,6 +16,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from anabranch.app.anabranch import Anabranch
+from anabranch.app.refusals import is_refused_access
 from anabranch.domain.audit import Actor, acting
 from anabranch.domain.errors import (
     AnabranchError,
@@ -23,8 +24,6 @@ from anabranch.domain.errors import (
     InternalError,
     InvalidQuestion,
     NotFound,
-    RateLimited,
-    Unauthorized,
 )
 from anabranch.domain.model import Allowance
 from anabranch.domain.rights import Scope as KeyScope
@@ -438,15 +437,9 @@ class RequestLoop:
             self._log.error("unexpected_error", correlation_id=identifier, exc_info=error)
         elif call.surface and not call.counted:
             self._anabranch.runs.rejected(call.surface, dialect.counted_as(refusal))
-        if operation is not None and _is_refused_access(refusal, operation):
+        if operation is not None and is_refused_access(refusal, identified=operation.identify is not None):
             self._anabranch.refused(acting.get()(), operation.name, refusal.code)
         return refusal, dialect
-
-
-def _is_refused_access(error: AnabranchError, operation: Operation[Any]) -> bool:
-    """Whether the caller was refused something. What a caller may not see does not exist for it."""
-    hidden = isinstance(error, NotFound) and operation.identify is not None
-    return hidden or isinstance(error, Unauthorized | Forbidden | RateLimited)
 
 
 def _as_refusal(error: Exception, dialect: Dialect, identifier: str, request_type: Any) -> AnabranchError:

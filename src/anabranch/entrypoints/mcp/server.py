@@ -24,6 +24,8 @@ from mcp_types import (
 )
 
 from anabranch.app.anabranch import Anabranch
+from anabranch.app.refusals import is_refused_access
+from anabranch.domain.audit import acting
 from anabranch.domain.errors import AnabranchError, Forbidden
 from anabranch.domain.mcp import HOPS, AggregatedResponse, AggregatorError, AggregatorQuery, InvalidQuery, ServerHealth
 from anabranch.domain.model import SourceReply
@@ -142,6 +144,8 @@ class Tools:
         except AggregatorError as error:
             return _failed(error.name, error.message, error.fields)
         except AnabranchError as error:
+            if is_refused_access(error):
+                self._anabranch.refused(acting.get()(), f"mcp_{name}", error.code)
             missing = {name: value for name, value in error.details.items() if str(value) not in error.message}
             return _failed(error.code, error.message, error.details, missing)
         except Exception as error:  # noqa: BLE001  the caller gets an error, and the log has the details

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabranch.domain.audit import GROUP, OPERATOR, USER
-from anabranch.knowledge.model import ADDRESS, Caller, Collection, Permissions
+from anabranch.domain.model import COLLECTION_ADDRESS
+from anabranch.knowledge.model import Caller, Collection, Permissions
 
 EVERYBODY = "everybody"
 # More classes than this, and twice those that documents still have, are numbered again.
@@ -42,7 +43,7 @@ class PermissionClasses:
             found = self._numbers[one] = len(self._numbers)
             readers = _readers(owner, permissions)
             if one.followed:
-                readers.add(f"{ADDRESS}{one.followed}")
+                readers.add(f"{COLLECTION_ADDRESS}{one.followed}")
             for reader in readers:
                 self._of.setdefault(reader, []).append(found)
         return found
@@ -52,7 +53,7 @@ class PermissionClasses:
         if caller.operator:  # faster than to look them up
             return np.ones(len(self), np.bool_)
         mask = np.zeros(len(self), np.bool_)
-        for reader in (*_names(caller), *(f"{ADDRESS}{key}" for key in followed)):
+        for reader in (*_names(caller), *(f"{COLLECTION_ADDRESS}{key}" for key in followed)):
             mask[self._of.get(reader, [])] = True
         return mask
 

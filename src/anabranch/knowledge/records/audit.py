@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b, sha256
 from typing import Any
@@ -18,7 +18,7 @@ from anabranch.domain.audit import USER, Actor, AuditEntry, AuditFilter, AuditRe
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
-from anabranch.knowledge.records.database import as_json
+from anabranch.knowledge.records.database import as_json, migrate
 from anabranch.knowledge.records.facts import fact, set_fact
 from anabranch.knowledge.records.schema import AUDIT, MIGRATIONS
 
@@ -54,6 +54,11 @@ INSERT = f"INSERT INTO audit ({', '.join(COLUMNS)}, hash) VALUES ({', '.join('?'
 RAW = ", ".join(f"CAST({name} AS BLOB)" if kind == "text" else name for name, kind in COLUMNS.items())
 KINDS = "||' '||".join(f"typeof({name})" for name in (*COLUMNS, "hash"))
 EXPECTED_KINDS = " ".join((*COLUMNS.values(), "blob"))
+# What the schema says of the log: its tables with their indexes and triggers, and whatever else names one of them.
+SCHEMA = (
+    "SELECT type, name, sql FROM sqlite_schema "
+    "WHERE tbl_name COLLATE NOCASE IN ('audit', 'audit_names', 'audit_chain') OR sql LIKE '%audit%'"
+)
 
 
 class AuditFinding(Value):
@@ -106,8 +111,10 @@ def append(db: sqlite3.Connection, entry: AuditEntry, by: Actor | None = None) -
         as_json(details),
     )
     chained = _chained(last[1], row)
-    db.execute(INSERT, (*row, chained))
-    db.execute("UPDATE audit_chain SET head_seq = ?, head_hash = ?", (row[0], chained))
+    added = db.execute(INSERT, (*row, chained)).rowcount
+    noted = db.execute("UPDATE audit_chain SET head_seq = ?, head_hash = ?", (row[0], chained)).rowcount
+    if not (added and noted):  # a trigger that is not ours ignored it
+        raise AuditDamaged
 
 
 def _digest(db: sqlite3.Connection, day: int, subject: str, name: str) -> bytes:
@@ -220,6 +227,7 @@ class _Verification:
         self._expired: tuple[Any, Any] = (0, None)
 
     def findings(self) -> list[AuditFinding]:
+        self._schema()
         names = self._valid_names()
         self._chain(names)
         for digest, seq in self._nameless.items():
@@ -230,6 +238,22 @@ class _Verification:
     def _add(self, seq: int, problem: str) -> None:
         if len(self._found) < MAX_FINDINGS:
             self._found.append(AuditFinding(seq=seq, problem=problem))
+
+    def _schema(self) -> None:
+        """What in the schema could add, hide or replace something of the log."""
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+            migrate(made, MIGRATIONS[:version])
+            expected, found = (
+                {(str(kind), str(name)): sql for kind, name, sql in db.execute(SCHEMA)} for db in (made, self._db)
+            )
+        for kind, name in sorted(expected.keys() | found.keys()):
+            if (kind, name) not in found:
+                self._add(0, f"The {kind} {name} is missing.")
+            elif (kind, name) not in expected:
+                self._add(0, f"The {kind} {name} is not one of Anabranch.")
+            elif found[kind, name] != expected[kind, name]:
+                self._add(0, f"The {kind} {name} was changed.")
 
     def _valid_names(self) -> set[bytes]:
         valid = set()
@@ -303,7 +327,8 @@ def _granted(details: dict[str, Any]) -> list[bytes]:
 
 
 READ = (
-    "SELECT audit.*, actors.name AS actor_name, addresses.name AS address_name, names.name AS object_name FROM audit "
+    f"SELECT {', '.join(f'audit.{name} AS {name}' for name in (*COLUMNS, 'hash'))}, actors.name AS actor_name, "  # noqa: S608
+    "addresses.name AS address_name, names.name AS object_name FROM audit "
     "LEFT JOIN audit_names AS actors ON actors.digest = actor "
     "LEFT JOIN audit_names AS addresses ON addresses.digest = address "
     "LEFT JOIN audit_names AS names ON names.digest = audit.name WHERE "

@@ -83,8 +83,8 @@ def listed(db: sqlite3.Connection) -> list[Collection]:
     return [_collection(row) for row in db.execute("SELECT * FROM collections ORDER BY key")]
 
 
-def delete(db: sqlite3.Connection, key: int) -> int:
-    """Delete a collection with all its documents; returns how many there were."""
+def delete(db: sqlite3.Connection, key: int) -> None:
+    """Delete a collection with all its documents."""
     keys = [row[0] for row in db.execute("SELECT key FROM documents WHERE collection = ?", (key,))]
     if (deleted := by_key(db, key)) is not None:
         _record(db, "deleted", deleted, documents=len(keys))
@@ -106,7 +106,6 @@ def delete(db: sqlite3.Connection, key: int) -> int:
     db.execute("DELETE FROM query_counts WHERE collection = ?", (key,))
     db.execute("DELETE FROM collections WHERE key = ?", (key,))
     changes.record(db, "collection", -key)
-    return len(keys)
 
 
 def erase(db: sqlite3.Connection, erased: Erased) -> int:
@@ -120,10 +119,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
         permissions = one.settings.default_permissions
         for user in erased.users:
             permissions = permissions.without(user)
-        if permissions != one.settings.default_permissions:
-            settings = msgspec.structs.replace(one.settings, default_permissions=permissions)
-            db.execute("UPDATE collections SET settings = ? WHERE key = ?", (as_json(settings), one.key))
-            changes.record(db, "collection", -one.key)
+        describe(db, one, one.description, msgspec.structs.replace(one.settings, default_permissions=permissions))
     return len(owned)
 
 

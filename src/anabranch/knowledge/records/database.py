@@ -1,6 +1,7 @@
 """The SQLite database of the records, and identifiers that sort by time."""
 
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -17,6 +18,14 @@ from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.knowledge.disk import is_nearly_full, reserve_released
 from anabranch.knowledge.records.schema import MIGRATIONS
 from anabranch.policies.fair_threads import FairThreads
+
+# Other names never stand for something in the form of `new_id`, and new names do not have it.
+ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+def is_id(name: str) -> bool:
+    """Whether a name has the form of an id: then it is only looked up as one."""
+    return ID.fullmatch(name) is not None
 
 
 def made_at(identifier: str) -> float:

@@ -149,9 +149,11 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     for user in erased.users:
         allowed = "EXISTS (SELECT 1 FROM json_each(allowed_users) WHERE value = ?)"
         for stored in _select(db, allowed, user):
-            names = as_json(stored.permissions.without(user).allowed_users)
+            permissions = stored.permissions.without(user)
+            names = as_json(permissions.allowed_users)
             db.execute("UPDATE documents SET allowed_users = ? WHERE key = ?", (names, stored.key))
             changes.record(db, "update", stored.key)
+            _record(db, "permissions_changed", msgspec.structs.replace(stored, permissions=permissions))
     return len(keys)
 
 

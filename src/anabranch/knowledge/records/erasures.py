@@ -155,7 +155,7 @@ def erase_copies(folder: Path, erased: Erased) -> tuple[int, list[Path]]:
         try:
             _erase_copy(path, erased)
             done += 1
-        except (sqlite3.Error, msgspec.MsgspecError):
+        except (sqlite3.Error, msgspec.MsgspecError, audit.AuditDamaged):
             damaged.append(path)
     return done, damaged
 

@@ -16,6 +16,7 @@ import msgspec
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import (
+    Caller,
     Chunking,
     Collection,
     Erased,
@@ -80,14 +81,16 @@ class Claim(Value):
 
 
 def create(
-    db: sqlite3.Connection, collection: Collection, owner: str, arrived: Sequence[NewDocument], chunking: Chunking
+    db: sqlite3.Connection, collection: Collection, caller: Caller, arrived: Sequence[NewDocument], chunking: Chunking
 ) -> str:
     """Accept documents; once this is committed, none of them is lost."""
-    identifier, job = _insert_job(db, collection, owner, chunking)
+    identifier, job = _insert_job(db, collection, caller.owner, chunking)
     for ordinal, document in enumerate(arrived):
         content_hash = _hash_of(document)
-        described = msgspec.structs.replace(document, data=b"", identity=identity_of(document, content_hash))
-        item = _insert_item(db, collection, Queued(job, owner, ordinal, len(document.data)), described, content_hash)
+        identity = identity_for(db, collection, caller, document, content_hash)
+        described = msgspec.structs.replace(document, data=b"", identity=identity)
+        queued = Queued(job, caller.owner, ordinal, len(document.data))
+        item = _insert_item(db, collection, queued, described, content_hash)
         db.execute("INSERT INTO uploads VALUES (?, ?)", (item, document.data))
     _record(db, "accepted", identifier, collection, documents=len(arrived))
     return identifier
@@ -144,9 +147,9 @@ def _insert_item(
     return item or 0
 
 
-def count_versions(db: sqlite3.Connection, collection: Collection, sent: Sequence[NewDocument]) -> int:
+def count_versions(db: sqlite3.Connection, collection: Collection, caller: Caller, sent: Sequence[NewDocument]) -> int:
     """How many of these are versions of documents that are stored."""
-    identities = {identity_of(one, _hash_of(one)) for one in sent}
+    identities = {identity_for(db, collection, caller, one, _hash_of(one)) for one in sent}
     return sum(documents.by_identity(db, collection.key, one) is not None for one in identities)
 
 
@@ -160,7 +163,27 @@ def _drop_uploads(db: sqlite3.Connection, which: str, *values: str | float) -> N
     db.execute(f"DELETE FROM uploads WHERE item IN ({items})", values)  # noqa: S608
 
 
-def identity_of(document: NewDocument, content_hash: str) -> str:
+def identity_for(
+    db: sqlite3.Connection, collection: Collection, caller: Caller, document: NewDocument, content_hash: str
+) -> str:
+    """The identity of a document in the records. Where one that the caller may not see has it, the caller's own gets
+    another, and keeps it: as if the hidden one did not exist."""
+    identity = _identity_of(document, content_hash)
+    if caller.operator:
+        return identity
+    own = f"owner:{caller.owner}:{identity}"
+    if documents.by_identity(db, collection.key, own) or open_items.id_of(db, collection.key, own):
+        return own
+    stored = documents.by_identity(db, collection.key, identity)
+    if stored is not None:
+        is_hidden = not documents.visible_by_ids(db, caller, [stored.id])
+    else:
+        open_id = open_items.id_of(db, collection.key, identity)
+        is_hidden = open_id is not None and not open_items.by_documents(db, caller, [open_id])
+    return own if is_hidden else identity
+
+
+def _identity_of(document: NewDocument, content_hash: str) -> str:
     if document.identity or document.source == "url":
         return document.identity or f"url:{document.url}"
     return f"file:{document.filename}" if document.filename else f"sha256:{content_hash}"

@@ -4,7 +4,10 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -12,8 +15,8 @@ from anabranch.domain.audit import GROUP, USER, AuditEntry
 from anabranch.domain.model import Value
 from anabranch.domain.rights import UNRESTRICTED, Grants, Rights, Scope
 from anabranch.knowledge.model import Erased
-from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.database import as_json
+from anabranch.knowledge.records import audit, collections
+from anabranch.knowledge.records.database import StoreFailed, as_json, read_only
 
 PREFIX = "ab_"
 # So much of the hash of a secret identifies it, in this process only.
@@ -106,6 +109,16 @@ def credentials(db: sqlite3.Connection, now: float | None = None) -> set[str]:
     return {hashed[:CREDENTIAL_CHARACTERS] for row in found for hashed in row if hashed is not None}
 
 
+def valid_again(db: sqlite3.Connection, replaced: Path) -> int | None:
+    """How many secrets are valid in restored records, but not in those that they replaced: the key was revoked, erased
+    or rotated. None if those cannot be read."""
+    try:
+        with read_only(replaced) as before:
+            return len(credentials(db) - credentials(before))
+    except StoreFailed:
+        return None
+
+
 def rotate(
     db: sqlite3.Connection, identifier: str, overlap_s: float, expires_at: float | None = None
 ) -> tuple[ApiKey, str] | None:
@@ -148,16 +161,33 @@ def _record(db: sqlite3.Connection, what: str, key: ApiKey) -> None:
             object=f"key:{key.id}",
             name=f"{USER}{key.user}",
             granted=tuple(f"{GROUP}{name}" for name in key.groups),
-            details={"operator": key.operator},
+            details={"operator": key.operator, **_restrictions(db, key)},
         ),
     )
 
 
+def _restrictions(db: sqlite3.Connection, key: ApiKey) -> dict[str, Any]:
+    """What a key may do, and until when; left out if it is not restricted."""
+    rights, details = key.rights, dict[str, Any](scopes=key.rights.scopes)
+    if rights.collections is not None:
+        details["collections"] = [one.id for one in collections.by_keys(db, rights.collections)]
+    if rights.grants is not None:
+        details["grants"] = rights.grants.names
+    if rights.limits:
+        details["limits"] = rights.limits
+    for name in ("expires_at", "previous_until"):
+        if (moment := getattr(key, name)) is not None:
+            details[name] = f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return details
+
+
 def erase(db: sqlite3.Connection, erased: Erased) -> int:
     """Delete the keys of users, which revokes them; returns how many there were."""
-    return db.execute(
-        "DELETE FROM keys WHERE user IN (SELECT value FROM json_each(?))", (as_json(erased.users),)
-    ).rowcount
+    theirs = "user IN (SELECT value FROM json_each(?))"
+    users = (as_json(erased.users),)
+    for row in db.execute(f"SELECT id FROM keys WHERE {theirs}", users).fetchall():  # noqa: S608  our own names
+        revoke(db, row["id"])
+    return db.execute(f"DELETE FROM keys WHERE {theirs}", users).rowcount  # noqa: S608
 
 
 def _new_secret() -> str:
@@ -189,10 +219,10 @@ def _key(row: sqlite3.Row) -> ApiKey:
 
 
 def _rights(row: sqlite3.Row) -> Rights:
-    collections, grants = row["collections"], row["grants"]
+    within, grants = row["collections"], row["grants"]
     return Rights(
         scopes=msgspec.json.decode(row["scopes"], type=tuple[Scope, ...]),
-        collections=None if collections is None else msgspec.json.decode(collections, type=tuple[int, ...]),
+        collections=None if within is None else msgspec.json.decode(within, type=tuple[int, ...]),
         grants=None if grants is None else Grants(names=msgspec.json.decode(grants, type=tuple[str, ...])),
         limits=msgspec.json.decode(row["limits"]),
     )
