@@ -358,12 +358,12 @@ class Knowledge:
         )
 
     async def _document_erased(self, name: str) -> Erased:
-        try:
-            return Erased(documents=((await self.document(Caller(operator=True), name)).id,))
-        except NotFound:
-            if not await self._database.read(lambda db: erasures.knows(db, name)):
-                raise
-            return Erased(documents=(name,))
+        """An id comes before names, also that of a deleted document: others may have named theirs like it."""
+
+        def read(db: Connection) -> str:
+            return name if erasures.knows(db, name) else lookup.find_only(db, Caller(operator=True), name).id
+
+        return Erased(documents=(await self._database.read(read),))
 
     async def erasure(self, identifier: str) -> Erasure:
         found = await self._database.read(lambda db: erasures.by_id(db, identifier))

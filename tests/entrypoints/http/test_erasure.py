@@ -237,6 +237,34 @@ async def test_backups_that_may_hold_what_was_erased_are_named(tmp_path: Path, m
     assert files_with(MARKER, tmp_path) == []
 
 
+async def test_an_erasure_by_the_id_of_a_deleted_document_meets_no_document_that_is_named_like_it(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    async with opened(tmp_path, models_dir) as there:
+        document = await filled(there)
+        await there.ask(ASKED, who="alice")
+        await there.collection("mine", who="bob")
+        decoys = [text("A decoy.", title=document), text("Another decoy.", filename=document)]
+        made = [(await there.ingest("mine", one, who="bob"))[0] for one in decoys]
+        await there.good("DELETE", f"/v1/documents/{document}", who="alice")
+        await erased(there, document=document)
+        for one in made:
+            await there.good("GET", f"/v1/documents/{one['id']}", who="bob")
+    assert files_with(MARKER, tmp_path / "data") == []
+
+
+async def test_an_erasure_by_a_name_that_several_documents_have_is_refused_with_their_ids(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    async with opened(tmp_path, models_dir) as there:
+        document = await filled(there)
+        await there.collection("mine", who="bob")
+        (decoy,) = await there.ingest("mine", text("A decoy.", filename=f"{MARKER} timetable"), who="bob")
+        reply = await there.call("POST", "/v1/erasures", {"document": f"{MARKER} timetable"}, who="root")
+        assert (reply.status, document in str(reply.body), decoy["id"] in str(reply.body)) == (409, True, True)
+        assert (await there.call("POST", "/v1/erasures", {"document": "bridges"}, who="root")).status == 202
+
+
 async def test_what_is_erased_must_be_said(tmp_path: Path, models_dir: Path) -> None:
     async with opened(tmp_path, models_dir) as there:
         bodies: list[dict[str, str]] = [{}, {"document": "a", "user": "b"}, {"user": " "}, {"user": ""}, {"name": "a"}]
