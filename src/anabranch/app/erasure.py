@@ -2,7 +2,6 @@
 Redis in passes; then every server process erases from its memory."""
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
 from anabranch.app.recording_folder import PREFIX as RECORDING
+from anabranch.app.recording_folder import ids_in, repeats_turns
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import AnabranchError
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 RETRY_S = 300.0
 WAITS = "It waits until {} MB are free on the disk of the data folder: the records are rewritten."
 T = TypeVar("T")
-UUID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Step = Callable[[str], None]
 
 
@@ -138,13 +137,13 @@ async def _erase_copies(database: Database, folder: Path, now: ErasurePass) -> i
 
 
 def _erase_recordings(folder: Path, now: ErasurePass) -> int:
-    """Delete the recordings in which a document was found; a recording does not say who asked, so for a user all of
-    them."""
+    """Delete the recordings in which a document was found, and those with earlier turns of a conversation: they do not
+    say of which, and may repeat its answers. A recording does not say who asked, so for a user all of them."""
     documents = {document.encode() for document in now.erased.documents}
     removed = 0
     for path in (*folder.glob(f"{RECORDING}*"), *folder.glob(f".{RECORDING}*")):
         with suppress(FileNotFoundError):
-            if now.erased.users or not documents.isdisjoint(UUID.findall(path.read_bytes())):
+            if now.erased.users or not documents.isdisjoint(ids_in(path)) or repeats_turns(path):
                 path.unlink()
                 removed += 1
     return removed
@@ -187,7 +186,8 @@ async def _erased_since(knowledge: KnowledgeOpener, stores: Sequence[ErasureStor
     found = await opened.passed_since(seen, began) if last > seen else []
     if found:
         await opened.adopt_index()  # replaced segments stay on disk as long as somebody has them open
-        now = ErasurePass(found, Erased(), time.time())
+        documents = tuple({document for one in found for document in one.subject.documents})
+        now = ErasurePass(found, Erased(documents=documents), time.time())
         for store in stores:
             await opened.count_erased(found, store.name, await store.erase(now))
     return last

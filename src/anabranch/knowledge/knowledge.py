@@ -197,7 +197,8 @@ class Knowledge:
         found = await self._own_collection(caller, name)
 
         def write(db: Connection) -> tuple[int, Erasure]:
-            erased = Erased(documents=tuple(documents.ids_in(db, found.key)))
+            sent = (*documents.ids_in(db, found.key), *jobs.documents_in(db, found.key))
+            erased = Erased(documents=tuple(dict.fromkeys(sent)))
             count = collections.delete(db, found.key)
             return count, erasures.request(db, "collection", erased, self._erasure_times)
 
@@ -374,6 +375,10 @@ class Knowledge:
     async def erasures(self, limit: int) -> list[Erasure]:
         """The latest erasures, newest first."""
         return await self._database.read(lambda db: erasures.listed(db, limit))
+
+    async def erased_since(self, documents: AnyCollection[str], moment: float) -> bool:
+        """Whether the erasure of one of these documents, or of a user, was requested after a time."""
+        return await self._database.read(lambda db: erasures.erased_since(db, documents, moment))
 
     async def backups_before(self, moment: float) -> list[Path]:
         """The backups that were made before a time and are still there."""

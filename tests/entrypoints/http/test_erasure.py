@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from datetime import datetime, timedelta
@@ -18,6 +19,8 @@ from anabranch.knowledge.records.database import NAME, Database, connect
 from anabranch.knowledge.records.erasures import TABLES
 from support.collection_server import Library, library, text
 from support.data_bytes import files_with, keys_with, values
+from support.paused_model import PausedModel
+from support.planner_fixtures import Desk
 from support.valkey_server import Valkey, running_valkey
 
 pytestmark = pytest.mark.xdist_group("erasure")
@@ -163,6 +166,69 @@ async def test_an_erased_document_is_in_no_recording_and_no_memory(tmp_path: Pat
     assert files_with(ASKED, recordings) == []
 
 
+async def test_what_a_question_writes_after_the_erasure_of_its_document_has_no_text(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    data, recordings = tmp_path / "data", tmp_path / "recordings"
+    async with (
+        PausedModel() as model,
+        opened(tmp_path, models_dir, model_url=model.url, recordings_dir=str(recordings)) as there,
+    ):
+        model.says(f"The {MARKER} ferry", f" leaves every thirty minutes, says {MARKER} [1].", paused=True)
+        document = await filled(there)
+        asking = asyncio.create_task(there.ask(ASKED, who="alice"))
+        until = time.monotonic() + PATIENCE_S
+        while not model.asked:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        await erased(there, document=document)
+        model.go.set()
+        assert MARKER in (await asking)["answer"]  # its asker gets it
+        (entry,) = (await there.good("GET", "/v1/queries", who="alice"))["queries"]
+        assert (entry["query"], entry["outcome"]) == (None, "answered")
+    assert files_with(MARKER, data) == files_with(MARKER, recordings) == []
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["memory", "redis"])
+async def test_a_planner_step_in_progress_ends_when_a_document_that_was_found_for_it_is_erased(
+    tmp_path: Path, models_dir: Path, valkey: Valkey, shared: bool
+) -> None:
+    redis = {"redis_url": valkey.url, "redis_timeout": 5.0} if shared else {}
+    async with opened(tmp_path, models_dir, **redis) as there:
+        document = await filled(there)
+        desk = Desk(there.server, there.secrets)
+        human = {"key": "row_selection", "deadline_ms": 3_600_000}
+        await desk.begin("s", "p", {"key": "documentation", "input": {"question": ASKED}}, human, who="alice")
+        await desk.begin("s", "other", human, who="alice")
+        path = "/planner/sessions/s/steps/p/events"
+        until = time.monotonic() + PATIENCE_S
+        while MARKER not in str(await desk.events("s", "p", who="alice")):
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        async with desk.stream("s", "p", who="alice") as stream:
+            await erased(there, document=document)
+            ended = [event async for event in stream][-1]
+        assert "erased" in str(ended)
+        while (await desk.ask("GET", path, who="alice"))[0] != 404:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+        if shared:
+            assert await keys_with(MARKER, valkey.url) == []
+        assert "plan_step_completed" not in str(await desk.events("s", "other", who="alice"))
+
+
+async def test_recordings_of_later_turns_are_erased(tmp_path: Path, models_dir: Path) -> None:
+    recordings = tmp_path / "recordings"
+    async with opened(tmp_path, models_dir, recordings_dir=str(recordings)) as there:
+        document = await filled(there)
+        await there.ask(ASKED, who="alice", conversation_id="talk")
+        await there.ask("And what of the bridge?", who="alice", conversation_id="talk", filters={"tags": ["none"]})
+        await there.ask("Who keeps the bridge?", who="alice", filters={"tags": ["none"]})
+        await erased(there, document=document)
+        assert files_with(MARKER, recordings) == []
+        assert files_with("Who keeps the bridge?", recordings) != []
+
+
 async def test_an_erased_user_is_in_no_file_and_no_key(tmp_path: Path, models_dir: Path, valkey: Valkey) -> None:
     data = tmp_path / "data"
     async with opened(tmp_path, models_dir, redis_url=valkey.url, redis_timeout=5.0) as there:
@@ -199,6 +265,30 @@ async def test_deleting_says_when_the_text_is_erased_and_then_it_is(tmp_path: Pa
         assert (await there.call("GET", "/v1/erasures", who="alice")).status == 403
         gone = await there.good("DELETE", "/v1/collections/ferries", who="alice")
         assert gone["erased_by"] >= reply["erased_by"]
+        await asyncio.to_thread(settle, there.folder)
+        await _until(there, f"/v1/erasures/{erasure['id']}", "complete")
+    assert files_with(MARKER, tmp_path / "data") == []
+
+
+async def test_deleting_a_collection_erases_what_was_never_stored(tmp_path: Path, models_dir: Path) -> None:
+    broken = {
+        "source": {
+            "type": "file",
+            "content": b64encode(f"%PDF-1.4 {MARKER}".encode()).decode(),
+            "filename": f"{MARKER}.pdf",
+        },
+        "id": f"{MARKER}-id",
+        "title": f"{MARKER} plans",
+        "metadata": {"author": MARKER, "tags": [MARKER]},
+        "permissions": {"visibility": "restricted", "allowed_users": [MARKER]},
+    }
+    async with opened(tmp_path, models_dir, erase_after=0.0) as there:
+        await there.collection("plans", who="alice")
+        (failed,) = await there.ingest("plans", broken, who="alice")
+        assert failed["status"] == "failed"
+        await there.good("DELETE", "/v1/collections/plans", who="alice")
+        (erasure,) = (await there.good("GET", "/v1/erasures", who="root"))["erasures"]
+        assert erasure["documents"] == 1
         await asyncio.to_thread(settle, there.folder)
         await _until(there, f"/v1/erasures/{erasure['id']}", "complete")
     assert files_with(MARKER, tmp_path / "data") == []

@@ -138,7 +138,11 @@ def request(
 
 def _with_documents(db: sqlite3.Connection, erased: Erased) -> Erased:
     """With the documents of the users."""
-    theirs = (identifier for user in erased.users for identifier in documents.ids_of(db, user))
+    theirs = (
+        identifier
+        for user in erased.users
+        for identifier in (*documents.ids_of(db, user), *jobs.documents_of(db, user))
+    )
     return Erased(documents=tuple(dict.fromkeys((*erased.documents, *theirs))), users=erased.users)
 
 
@@ -186,6 +190,16 @@ def knows(db: sqlite3.Connection, document: str) -> bool:
         "SELECT 1 FROM erasures, json_each(documents) WHERE value = ?",
     )
     return any(db.execute(f"{query} LIMIT 1", (document,)).fetchone() for query in named)
+
+
+def erased_since(db: sqlite3.Connection, documents: Iterable[str], moment: float) -> bool:
+    """Whether the erasure of one of these documents, or of a user, was requested after a time."""
+    found = db.execute(
+        "SELECT 1 FROM erasures WHERE requested_at >= ? AND (what = 'user' OR EXISTS ("
+        "SELECT 1 FROM json_each(documents) WHERE value IN (SELECT value FROM json_each(?)))) LIMIT 1",
+        (moment, as_json(sorted(documents))),
+    )
+    return found.fetchone() is not None
 
 
 def listed(db: sqlite3.Connection, limit: int) -> list[Erasure]:

@@ -72,6 +72,18 @@ class QueryRecord(Value):
     kept: bool = True
 
 
+# What an entry keeps nothing of when it is written after a document that was found was deleted; as `erase` leaves it.
+BLANK: dict[str, Any] = {
+    "original": "",
+    "rewritten": None,
+    "variants": (),
+    "filters": None,
+    "answer": "",
+    "quotes": (),
+    "sentences": (),
+}
+
+
 class Rated(Value):
     """A recorded rating: the surface of its question, and whether it is the question's first."""
 
@@ -96,12 +108,22 @@ def asker(caller: Caller) -> str:
 
 def record(db: sqlite3.Connection, query: QueryRecord) -> None:
     now = time.time()
+    if query.kept and _is_any_gone(db, query):
+        query = msgspec.structs.replace(query, **BLANK)
     if query.answer is not None:
         _count(db, query, now)
     if query.kept:
         _record_question(db, query, now)
         if query.answer is not None:
             _record_answer(db, query, now)
+
+
+def _is_any_gone(db: sqlite3.Connection, query: QueryRecord) -> bool:
+    """Whether a document that was found is deleted by now: then it may be erased already, and its text must not come
+    back. Passages from elsewhere have no place."""
+    found = {one.document_id for one in query.found if one.place is not None}
+    gone = "SELECT 1 FROM json_each(?) WHERE value NOT IN (SELECT id FROM documents) LIMIT 1"
+    return bool(found) and db.execute(gone, (as_json(sorted(filter(None, found))),)).fetchone() is not None
 
 
 def _count(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
