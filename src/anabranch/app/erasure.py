@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
+from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of, stores_of
 from anabranch.app.recording_folder import PREFIX as RECORDING
 from anabranch.app.recording_folder import ids_in, repeats_turns
 from anabranch.configuration.settings import Settings
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 RETRY_S = 300.0
 WAITS = "It waits until {} MB are free on the disk of the data folder: the records are rewritten."
+ELSEWHERE = (
+    "It waits for a server: {} must be erased from as well, and this process does not have the settings of the server "
+    "for it (only `anabranch serve` reads .env)."
+)
 T = TypeVar("T")
 Step = Callable[[str], None]
 
@@ -66,13 +70,15 @@ def eraser_for(settings: Settings, database: Database, writer: "IndexWriter") ->
         stores.append(ErasureStore("Redis", partial(_erase_redis, settings)))
     # The last: it overwrites what the others have deleted from the records.
     stores.append(ErasureStore("free bytes of the records", partial(_erase_free_bytes, database)))
-    return Eraser(database, stores)
+    return Eraser(database, stores, stores_of(settings))
 
 
 class Eraser:
-    """Runs the passes that are due. One that fails, or is interrupted, is run again as a whole."""
+    """Runs the passes that are due. One that fails, or is interrupted, is run again as a whole. It leaves them to
+    others if a server uses a store outside of the data folder that is not one of its own (`outside`)."""
 
-    def __init__(self, database: Database, stores: Sequence[ErasureStore]) -> None:
+    def __init__(self, database: Database, stores: Sequence[ErasureStore], outside: Sequence[str] = ()) -> None:
+        self._outside = outside
         self._database = database
         self._stores = stores
 
@@ -82,13 +88,21 @@ class Eraser:
         found = await self._database.read(lambda db: erasures.due(db, at))
         if not found:
             return
+        if lacking := (await self._database.read(erasures.stores_noted)) - set(self._outside):
+            await self._wait(found, ELSEWHERE.format(" and ".join(sorted(lacking))), at)
+            return
         folder, needed = self._database.path.parent, await asyncio.to_thread(self._database.bytes_to_compact)
         if free_bytes(folder) >= needed:
             await self._run(found, at, step)
         elif free_bytes(folder) + reserve_bytes(folder) >= needed:
             with reserve_released(folder, RESERVE_BYTES):
                 await self._run(found, at, step)
-        elif any(one.error != (reason := WAITS.format(-(-needed // 1_000_000))) for one in found):
+        else:
+            await self._wait(found, WAITS.format(-(-needed // 1_000_000)), at)
+
+    async def _wait(self, found: Sequence[Erasure], reason: str, at: float) -> None:
+        """Note why these wait; they stay due."""
+        if any(one.error != reason for one in found):
             await self._write(lambda db: erasures.failed(db, found, reason, at))
 
     async def _run(self, found: Sequence[Erasure], at: float, step: Step) -> None:

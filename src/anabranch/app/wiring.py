@@ -292,6 +292,7 @@ def _knowledge(settings: Settings, outbound: Outbound, policies: Policies, role:
         settings,
         outbound,
         indexing=role.indexing,
+        serving=role.streaming,
         cached=policies.embedder,
         resilience=policies.resilience,
         run=policies.computing.run,

@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -17,6 +19,7 @@ from anabranch.app.redis_erasure import KEYS
 from anabranch.knowledge.records import backup
 from anabranch.knowledge.records.database import NAME, Database, connect
 from anabranch.knowledge.records.erasures import TABLES
+from support.cli_runner import environment
 from support.collection_server import Library, library, text
 from support.data_bytes import files_with, keys_with, values
 from support.paused_model import PausedModel
@@ -219,10 +222,23 @@ async def test_a_planner_step_in_progress_ends_when_a_document_that_was_found_fo
 
 async def test_recordings_of_later_turns_are_erased(tmp_path: Path, models_dir: Path) -> None:
     recordings = tmp_path / "recordings"
-    async with opened(tmp_path, models_dir, recordings_dir=str(recordings)) as there:
+    async with (
+        PausedModel() as model,
+        opened(tmp_path, models_dir, model_url=model.url, recordings_dir=str(recordings)) as there,
+    ):
+        model.says(f"The {MARKER} ferry leaves every thirty minutes [1].")
         document = await filled(there)
+        await there.collection("bridges", who="alice")
+        await there.ingest("bridges", text(OTHER, title="Bridges"), who="alice")
         await there.ask(ASKED, who="alice", conversation_id="talk")
-        await there.ask("And what of the bridge?", who="alice", conversation_id="talk", filters={"tags": ["none"]})
+        model.says("It is closed on Sundays [1].")
+        later = "When is the bridge to Marken closed?"
+        await there.ask(later, who="alice", conversation_id="talk", collections=["bridges"])
+        await there.ask("Who keeps the bridge?", who="alice", filters={"tags": ["none"]})
+        until = time.monotonic() + PATIENCE_S
+        while not set(files_with("Who keeps", recordings)) or len(files_with(MARKER, recordings)) < 2:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
         await there.ask("Who keeps the bridge?", who="alice", filters={"tags": ["none"]})
         await erased(there, document=document)
         assert files_with(MARKER, recordings) == []
@@ -310,6 +326,30 @@ async def test_an_erasure_that_was_interrupted_goes_on_at_the_next_start(tmp_pat
     async with opened(tmp_path, models_dir) as there:
         assert (await _until(there, path, "complete"))["error"] is None
     assert files_with(MARKER, tmp_path / "data") == []
+
+
+async def test_a_command_without_the_settings_of_the_server_leaves_the_erasure_to_the_server(
+    tmp_path: Path, models_dir: Path, valkey: Valkey
+) -> None:
+    data, recordings = tmp_path / "data", tmp_path / "recordings"
+    given = {"redis_url": valkey.url, "redis_timeout": 5.0, "recordings_dir": str(recordings)}
+    async with opened(tmp_path, models_dir, **given) as there:
+        document = await filled(there)
+        await there.ask(ASKED, who="alice")
+    command = [sys.executable, "-m", "anabranch", "erase", "--document", document, "--yes"]
+    ran = await asyncio.to_thread(subprocess.run, command, env=environment(data), capture_output=True, check=False)
+    assert (ran.returncode, f"Redis and recordings in {recordings} must be erased from" in ran.stderr.decode()) == (
+        1,
+        True,
+    )
+    async with opened(tmp_path, models_dir, **given) as there:
+        (one,) = (await there.good("GET", "/v1/erasures", who="root"))["erasures"]
+        await _until(there, f"/v1/erasures/{one['id']}", "settling")
+        await asyncio.to_thread(settle, there.folder)
+        await _until(there, f"/v1/erasures/{one['id']}", "complete")
+        assert await keys_with(MARKER, valkey.url) == files_with(MARKER, recordings) == []
+    async with opened(tmp_path, models_dir) as there:  # it uses them no more
+        assert (await erased(there, user="bob"))["error"] is None
 
 
 async def test_backups_that_may_hold_what_was_erased_are_named(tmp_path: Path, models_dir: Path) -> None:

@@ -15,6 +15,7 @@ from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records import audit, collections, documents, jobs, keys, queries
 from anabranch.knowledge.records.database import NAME, as_json, connect, migrate, new_id
+from anabranch.knowledge.records.facts import fact, set_fact
 
 ErasureSubject = Literal["document", "collection", "user"]
 # `due`: no pass has run. `settling`: everything is erased but what questions that ran then may have written since.
@@ -58,6 +59,8 @@ TABLES = {
     "audit": False,  # ids and salted hashes
     "audit_chain": False,
 }
+# The fact that names the stores outside of the data folder.
+OUTSIDE = "stores_outside"
 PARTIAL = ".partial"
 COPIES = f"{NAME}.before-restore-*"
 
@@ -253,6 +256,16 @@ def failed(db: sqlite3.Connection, erasures: Iterable[Erasure], reason: str, ret
     db.executemany(
         "UPDATE erasures SET error = ?, next_at = ? WHERE key = ?", ((reason, retry_at, one.key) for one in erasures)
     )
+
+
+def note_stores(db: sqlite3.Connection, stores: Iterable[str]) -> None:
+    """Note what the server uses besides the data folder; a pass must erase from all of it."""
+    if stores_noted(db) != (names := set(stores)):
+        set_fact(db, OUTSIDE, as_json(sorted(names)))
+
+
+def stores_noted(db: sqlite3.Connection) -> set[str]:
+    return set(msgspec.json.decode(fact(db, OUTSIDE) or "[]"))
 
 
 def note_backup(db: sqlite3.Connection, path: Path, made_at: float | None = None) -> None:
