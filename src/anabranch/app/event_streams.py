@@ -12,7 +12,7 @@ import msgspec
 
 from anabranch.app.background import background
 from anabranch.app.key_use import EVERY_S as USED_EVERY_S
-from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.app.knowledge_opener import REFUSED_S, KnowledgeOpener
 from anabranch.app.planner import Planner, StreamStores
 from anabranch.app.policies import Policies
 from anabranch.app.resumable_answers import ResumableAnswers
@@ -86,7 +86,7 @@ class Timing(Value):
     key_use_every_s: float = USED_EVERY_S
     sources_every_s: float = 2.0
     erasures_every_s: float = 2.0
-    refusals_every_s: float = 60.0
+    refusals_every_s: float = REFUSED_S
     retry_ms: tuple[int, int] = (1_000, 3_000)
 
 

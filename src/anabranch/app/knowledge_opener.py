@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # A question ends within its time limit; then its answer is written.
 WRITING_S = 10.0
+# Refused requests, with the names of those who sent them, are recorded at these intervals.
+REFUSED_S = 60.0
 T = TypeVar("T")
 
 SAY_VISIBILITY = (
@@ -185,7 +187,7 @@ def check(settings: Settings, log: Log) -> None:
 
 
 def times_of(settings: Settings) -> ErasureTimes:
-    longest = max(settings.total_timeout, settings.planner_timeout)
+    longest = max(settings.total_timeout, settings.planner_timeout, REFUSED_S)
     return ErasureTimes(after_s=settings.erase_after, settle_s=longest + WRITING_S)
 
 

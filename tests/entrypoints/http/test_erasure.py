@@ -254,6 +254,18 @@ async def test_an_erased_user_is_in_no_file_and_no_key(tmp_path: Path, models_di
         await there.ingest("mine", text("My secret harbour is Oudeschild.", title="Harbour"), who=MARKER)
         await there.good("PUT", "/v1/collections/mine/endpoint", {"as": f"{MARKER}/mine"}, who=MARKER)
         await there.ask("Which harbour is secret?", who=MARKER, conversation_id="talk")
+        chat = {
+            "prompt": "Is it open?",
+            "data_sources": [{"url": "", "slug": f"collection:{MARKER}/mine"}],
+            "model": {"slug": "extractive", "url": ""},
+        }
+        await there.good("POST", "/api/v1/chat", chat, who="bob")
+        await there.good("GET", "/v1/queries", who="bob")
+        broken = b64encode(b"%PDF-1.4 broken").decode()
+        failed = {"source": {"type": "file", "content": broken, "filename": "x.pdf"}, "title": "A walk to Oudeschild"}
+        await there.ingest("mine", failed, who=MARKER)
+        await there.collection("plans for Oudeschild", who=MARKER)
+        await there.good("DELETE", "/v1/collections/plans%20for%20Oudeschild", who=MARKER)
         await there.collection("theirs", who="alice")
         allowed = {"visibility": "restricted", "allowed_users": [MARKER, "bob"]}
         (shared,) = await there.ingest("theirs", text(OTHER, title="Bridges", permissions=allowed), who="alice")

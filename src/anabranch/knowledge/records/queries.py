@@ -299,6 +299,8 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     ones of the same conversation, whose answers may repeat it. What is left of a blank entry is figures. Returns how
     many entries that were."""
     deleted = sum(forget(db, -1, user, counts=True) for user in erased.users)
+    for user in erased.users:
+        _erase_addresses(db, user)
     entries = """WITH given (id) AS (SELECT value FROM json_each(:documents)),
     found (query) AS (
         SELECT query FROM retrievals WHERE document IN (SELECT id FROM given)
@@ -323,6 +325,22 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     db.execute(f"UPDATE responses SET answer = '', sentences = NULL, comment = NULL WHERE query {chosen}", values)  # noqa: S608
     db.execute(f"DELETE FROM citations WHERE query {chosen}", values)  # noqa: S608
     return deleted + len(ids)
+
+
+def _erase_addresses(db: sqlite3.Connection, user: str) -> None:
+    """Remove the addresses of a user's collections from the questions of others."""
+    begins = (f"{user}/", f"collection:{user}/")
+    named = "instr(coalesce(endpoint, '') || coalesce(settings, ''), ?)"
+    rows = db.execute(f"SELECT id, endpoint, settings FROM queries WHERE {named}", (f"{user}/",))  # noqa: S608
+    for identifier, endpoint, encoded in rows.fetchall():
+        settings = None if encoded is None else msgspec.json.decode(encoded)
+        if isinstance(settings, dict) and settings.get("sources"):
+            settings["sources"] = [one for one in settings["sources"] if not one.startswith(begins)]
+        kept = None if (endpoint or "").startswith(begins) else endpoint
+        db.execute(
+            "UPDATE queries SET endpoint = ?, settings = ? WHERE id = ?",
+            (kept, settings and as_json(settings), identifier),
+        )
 
 
 def _day(moment: float) -> int:
