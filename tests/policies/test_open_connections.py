@@ -4,7 +4,7 @@ import pytest
 
 from anabranch.domain.errors import LimitReached, Overloaded
 from anabranch.domain.shares import Limit
-from anabranch.policies.connections import LOOKED_AT, Connections
+from anabranch.policies.connections import LOOKED_AT, OpenConnections
 
 
 class Open:
@@ -19,12 +19,12 @@ class Open:
         self.dropped = True
 
 
-def connections(each: float = 2, total: float = 100) -> Connections:
+def connections(each: float = 2, total: float = 100) -> OpenConnections:
     limit = Limit(name="connections", description="connections at once", each=each, total=total, setting="EACH")
-    return Connections(limit, lambda address: address.startswith("10."))
+    return OpenConnections(limit, lambda address: address.startswith("10."))
 
 
-def opened(found: Connections, address: str, count: int, *, idle: bool = True) -> list[Open]:
+def opened(found: OpenConnections, address: str, count: int, *, idle: bool = True) -> list[Open]:
     made = [Open(idle=idle) for _ in range(count)]
     for one in made:
         found.add(address, one)

@@ -18,13 +18,16 @@ from anabranch.domain.errors import FailureKind, StreamUnavailable, UpstreamErro
 from anabranch.domain.eventlog import Entry, Page
 from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Context
+from anabranch.domain.shares import Limit
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.encoder import raw
+from anabranch.policies.shares import Share
 from anabranch.subagents.kinds import SafetySubagent
 from anabranch.subagents.payloads import CardSubagent
 
 PATIENCE_S = 3_600.0
+READERS = Limit(name="stream_readers", description="streams that are read at once")
 
 
 class ShakyLog:
@@ -120,7 +123,7 @@ class House:
         self.revocations = Revocations(_no_keys)
         self.refusals: Counter[str] = Counter()
         self.runs = self
-        self.limits = CallerLimits({}, {}, {}, _nothing)
+        self.limits = CallerLimits({}, {"stream_readers": Share(READERS)}, {}, _nothing)
         self.timing = Timing()
 
     def rejected(self, surface: str, code: str) -> None:

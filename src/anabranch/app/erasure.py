@@ -2,7 +2,6 @@
 Redis in passes; then every server process erases from its memory."""
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -10,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
+from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of, stores_of
 from anabranch.app.recording_folder import PREFIX as RECORDING
+from anabranch.app.recording_folder import ids_in, repeats_turns
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import AnabranchError
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 RETRY_S = 300.0
 WAITS = "It waits until {} MB are free on the disk of the data folder: the records are rewritten."
+ELSEWHERE = (
+    "It waits for a server: {} must be erased from as well, and this process does not have the settings of the server "
+    "for it (only `anabranch serve` reads .env)."
+)
 T = TypeVar("T")
-UUID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Step = Callable[[str], None]
 
 
@@ -67,13 +70,15 @@ def eraser_for(settings: Settings, database: Database, writer: "IndexWriter") ->
         stores.append(ErasureStore("Redis", partial(_erase_redis, settings)))
     # The last: it overwrites what the others have deleted from the records.
     stores.append(ErasureStore("free bytes of the records", partial(_erase_free_bytes, database)))
-    return Eraser(database, stores)
+    return Eraser(database, stores, stores_of(settings))
 
 
 class Eraser:
-    """Runs the passes that are due. One that fails, or is interrupted, is run again as a whole."""
+    """Runs the passes that are due. One that fails, or is interrupted, is run again as a whole. It leaves them to
+    others if a server uses a store outside of the data folder that is not one of its own (`outside`)."""
 
-    def __init__(self, database: Database, stores: Sequence[ErasureStore]) -> None:
+    def __init__(self, database: Database, stores: Sequence[ErasureStore], outside: Sequence[str] = ()) -> None:
+        self._outside = outside
         self._database = database
         self._stores = stores
 
@@ -83,13 +88,21 @@ class Eraser:
         found = await self._database.read(lambda db: erasures.due(db, at))
         if not found:
             return
+        if lacking := (await self._database.read(erasures.stores_noted)) - set(self._outside):
+            await self._wait(found, ELSEWHERE.format(" and ".join(sorted(lacking))), at)
+            return
         folder, needed = self._database.path.parent, await asyncio.to_thread(self._database.bytes_to_compact)
         if free_bytes(folder) >= needed:
             await self._run(found, at, step)
         elif free_bytes(folder) + reserve_bytes(folder) >= needed:
             with reserve_released(folder, RESERVE_BYTES):
                 await self._run(found, at, step)
-        elif any(one.error != (reason := WAITS.format(-(-needed // 1_000_000))) for one in found):
+        else:
+            await self._wait(found, WAITS.format(-(-needed // 1_000_000)), at)
+
+    async def _wait(self, found: Sequence[Erasure], reason: str, at: float) -> None:
+        """Note why these wait; they stay due."""
+        if any(one.error != reason for one in found):
             await self._write(lambda db: erasures.failed(db, found, reason, at))
 
     async def _run(self, found: Sequence[Erasure], at: float, step: Step) -> None:
@@ -138,13 +151,13 @@ async def _erase_copies(database: Database, folder: Path, now: ErasurePass) -> i
 
 
 def _erase_recordings(folder: Path, now: ErasurePass) -> int:
-    """Delete the recordings in which a document was found; a recording does not say who asked, so for a user all of
-    them."""
+    """Delete the recordings in which a document was found, and those with earlier turns of a conversation: they do not
+    say of which, and may repeat its answers. A recording does not say who asked, so for a user all of them."""
     documents = {document.encode() for document in now.erased.documents}
     removed = 0
     for path in (*folder.glob(f"{RECORDING}*"), *folder.glob(f".{RECORDING}*")):
         with suppress(FileNotFoundError):
-            if now.erased.users or not documents.isdisjoint(UUID.findall(path.read_bytes())):
+            if now.erased.users or not documents.isdisjoint(ids_in(path)) or repeats_turns(path):
                 path.unlink()
                 removed += 1
     return removed
@@ -187,7 +200,8 @@ async def _erased_since(knowledge: KnowledgeOpener, stores: Sequence[ErasureStor
     found = await opened.passed_since(seen, began) if last > seen else []
     if found:
         await opened.adopt_index()  # replaced segments stay on disk as long as somebody has them open
-        now = ErasurePass(found, Erased(), time.time())
+        documents = tuple({document for one in found for document in one.subject.documents})
+        now = ErasurePass(found, Erased(documents=documents), time.time())
         for store in stores:
             await opened.count_erased(found, store.name, await store.erase(now))
     return last

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import msgspec
 
 from anabranch.app.background import background
 from anabranch.app.key_use import EVERY_S as USED_EVERY_S
-from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.app.knowledge_opener import REFUSED_S, KnowledgeOpener
 from anabranch.app.planner import Planner, StreamStores
 from anabranch.app.policies import Policies
 from anabranch.app.resumable_answers import ResumableAnswers
@@ -30,7 +30,7 @@ from anabranch.eventlog.reader import StreamReaders
 from anabranch.eventlog.redis.store import RedisLogTiming
 from anabranch.knowledge.model import Caller
 from anabranch.pipeline.run import Run
-from anabranch.planner.coordinator import Coordinator
+from anabranch.planner.coordinator import Coordinator, StepDocuments
 from anabranch.planner.services import (
     MemorySessions,
     PlannerServices,
@@ -62,6 +62,10 @@ class EventStreams(Value):
         if self.planner is not None:
             await self.planner.drain(grace_s)
 
+    async def erase_steps(self, documents: Collection[str]) -> int:
+        """End and drop the planner steps of this process for which one of these was found; returns how many."""
+        return 0 if self.planner is None else await self.planner.erase(documents)
+
     async def settled(self) -> None:
         """Wait until the end of every recorded Run is written."""
         if self.recordings is not None:
@@ -82,7 +86,7 @@ class Timing(Value):
     key_use_every_s: float = USED_EVERY_S
     sources_every_s: float = 2.0
     erasures_every_s: float = 2.0
-    refusals_every_s: float = 60.0
+    refusals_every_s: float = REFUSED_S
     retry_ms: tuple[int, int] = (1_000, 3_000)
 
 
@@ -102,12 +106,14 @@ async def event_streams(
     if not settings.streams_kept:
         yield EventStreams()
         return
+    documents = StepDocuments(settings.stream_ttl)
     subagent = DocumentationSubagent(
         RunAnswerer(start),
         clock,
         template=documentation,
         max_top_k=settings.max_top_k,
         chosen=partial(_chosen, knowledge),
+        found=documents.add,
     )
     roster = SubagentRegistry(
         documentation=subagent, outbound=outbound, clock=clock, enabled=settings.planner_subagents
@@ -122,6 +128,7 @@ async def event_streams(
             ttl_s=settings.stream_ttl,
             client_bytes=settings.stream_client_bytes,
             readers=readers,
+            documents=documents,
             streaming=settings.planner_streaming,
         )
         if kept.rpc is not None:
@@ -210,7 +217,7 @@ async def _stores(
             log.tend()
             sessions.tend()
 
-        yield StreamStores(worker, log, sessions, None, log.streams.held_by, log.forget_ended), tend
+        yield StreamStores(worker, log, sessions, None, log.streams.held_by, log.forget_ended, log.forget), tend
         return
     from anabranch.eventlog.redis.log import RedisLog  # noqa: PLC0415
     from anabranch.redis.rpc import WorkerRpc  # noqa: PLC0415
@@ -219,8 +226,8 @@ async def _stores(
     shared = RedisLog(redis, rpc, worker=worker, clock=clock, limits=limits, timing=timing.log)
     shared.start()
     try:
-        stores = StreamStores(worker, shared, RedisSessions(redis), rpc, shared.streams.held_by, shared.forget_ended)
-        yield stores, shared.tend
+        held_by, forgetting = shared.streams.held_by, (shared.forget_ended, shared.forget)
+        yield StreamStores(worker, shared, RedisSessions(redis), rpc, held_by, *forgetting), shared.tend
     finally:
         await shared.close()
         await rpc.close()

@@ -18,7 +18,7 @@ from anabranch.domain.contracts import Embedder, Outbound, RunInThread
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.domain.model import Context, Query, Question
 from anabranch.knowledge.model import EVERYTHING, Caller
-from anabranch.knowledge.records import collections, documents
+from anabranch.knowledge.records import collections, documents, erasures
 from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.records.erasures import ErasureTimes
 from anabranch.knowledge.supervisor import supervised
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # A question ends within its time limit; then its answer is written.
 WRITING_S = 10.0
+# Refused requests, with the names of those who sent them, are recorded at these intervals.
+REFUSED_S = 60.0
 T = TypeVar("T")
 
 SAY_VISIBILITY = (
@@ -43,7 +45,8 @@ INDEXER = (sys.executable, "-m", "anabranch.app.indexer")
 
 class KnowledgeOpener:
     """Calling it returns the one Knowledge of this process. With `indexing` it also runs an indexer, unless another
-    process has the data folder's lock. Searches and local models run with `run`."""
+    process has the data folder's lock. One that is `serving` notes which stores it uses besides the data folder.
+    Searches and local models run with `run`."""
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class KnowledgeOpener:
         outbound: Outbound,
         *,
         indexing: bool,
+        serving: bool = False,
         cached: Callable[[Embedder], Embedder] = lambda embedder: embedder,
         resilience: Resilience | None = None,
         run: RunInThread = asyncio.to_thread,
@@ -64,6 +68,7 @@ class KnowledgeOpener:
         self._resilience = resilience
         self._run = run
         self._indexing = indexing
+        self._serving = serving
         self._died = died
         self._damaged = damaged
         self._opening = asyncio.Lock()
@@ -128,6 +133,8 @@ class KnowledgeOpener:
         embedder = self._cached(self.embedder)
         try:
             await database.read(lambda db: documents.check_embedder(db, embedder.name))
+            if self._serving:
+                await database.write(lambda db: erasures.note_stores(db, stores_of(self._settings)))
             chosen = (self._settings, self._outbound, self._resilience, self._run)
             reranker = await asyncio.to_thread(reranker_for, *chosen)
         except BaseException:
@@ -180,8 +187,16 @@ def check(settings: Settings, log: Log) -> None:
 
 
 def times_of(settings: Settings) -> ErasureTimes:
-    longest = max(settings.total_timeout, settings.planner_timeout)
+    longest = max(settings.total_timeout, settings.planner_timeout, REFUSED_S)
     return ErasureTimes(after_s=settings.erase_after, settle_s=longest + WRITING_S)
+
+
+def stores_of(settings: Settings) -> list[str]:
+    """What a server keeps outside of the data folder and must be erased from, too."""
+    stores = ["Redis"] if settings.redis_url is not None else []
+    if settings.recordings_dir is not None:
+        stores.append(f"recordings in {Path(settings.recordings_dir).expanduser().absolute()}")
+    return stores
 
 
 def has_records(folder: Path) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +28,7 @@ from anabranch.domain.model import Context, Value
 from anabranch.domain.shares import Claimant
 from anabranch.domain.steps import Command, Directive, Progress, Receipt, Trace, stream_of
 from anabranch.eventlog.reader import StreamReader, StreamReaders
-from anabranch.planner.coordinator import Coordinator
+from anabranch.planner.coordinator import Coordinator, StepDocuments
 from anabranch.planner.encoder import encode
 
 if TYPE_CHECKING:
@@ -61,10 +61,14 @@ class ForwardedReply(Value):
     message: str = ""
 
 
+async def _forget(_: str) -> None:
+    """Nothing is kept."""
+
+
 class StreamStores(NamedTuple):
     """The event log and the sessions of this worker. `rpc` reaches the other workers, if there are any. `bytes_held_by`
     says what a caller's streams use here; `forget_ended` drops what this process has of streams that ended at least so
-    many seconds ago."""
+    many seconds ago, `forget` one stream of this process everywhere."""
 
     worker: str
     log: EventLog
@@ -72,6 +76,7 @@ class StreamStores(NamedTuple):
     rpc: "WorkerRpc | None" = None
     bytes_held_by: Callable[[Claimant], int] = lambda _: 0
     forget_ended: Callable[[float], int] = lambda _: 0
+    forget: Callable[[str], Awaitable[None]] = _forget
 
 
 class Planner:
@@ -84,6 +89,7 @@ class Planner:
         client_bytes: int,
         streaming: bool,
         readers: StreamReaders | None = None,
+        documents: StepDocuments | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.streaming = streaming
@@ -93,6 +99,8 @@ class Planner:
         self._claim_s = 2 * ttl_s
         self._client_bytes = client_bytes
         self._readers = readers
+        self._documents = documents or StepDocuments(ttl_s)
+        self._forget = stores.forget
         self._wall = wall
         self._owners: dict[str, tuple[str, str]] = {}
         self._claims_at = wall() + ttl_s / 2
@@ -202,13 +210,25 @@ class Planner:
         ).entry
 
     async def tend(self) -> None:
-        """Renew the claims on sessions whose steps are in progress, twice in `ttl_s`."""
+        """Renew the claims on sessions whose steps are in progress, twice in `ttl_s`; drop what was noted of steps that
+        cannot be read any more."""
         self._owners = {stream: owner for stream, owner in self._owners.items() if self._coordinator.holds(stream)}
+        self._documents.tend(self._coordinator, self._wall())
         if self._wall() < self._claims_at:
             return
         self._claims_at = self._wall() + self._ttl_s / 2
         for session, owner in set(self._owners.values()):
             await self._sessions.claim(session, owner, self._claim_s)
+
+    async def erase(self, documents: Collection[str]) -> int:
+        """End the steps of this worker for which one of these documents was found, and drop their streams, also of
+        those that have ended; returns how many."""
+        streams = self._documents.streams(documents)
+        for stream in streams:
+            await self._coordinator.end_erased(stream)
+            await self._forget(stream)
+            self._documents.drop(stream)
+        return len(streams)
 
     async def drain(self, grace_s: float) -> None:
         await self._coordinator.drain(grace_s)

@@ -90,6 +90,11 @@ class RunRecorder:
         return RecordingTelemetry(inner, self)
 
     @property
+    def began_at(self) -> float:
+        """When the run began, in seconds since 1970."""
+        return self._made.timestamp()
+
+    @property
     def emitted(self) -> int:
         return len(self._events)
 

@@ -3,14 +3,17 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Telemetry
 from anabranch.domain.errors import RecordingError
+from anabranch.domain.model import Value
 from anabranch.domain.signals import RecordingFailed
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ PREFIX, SUFFIX = "run-", ".json"
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 MAX_NAME = 100
 UNFINISHED_S = 3_600
+UUID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class StartedRecording(NamedTuple):
@@ -31,11 +35,18 @@ class StartedRecording(NamedTuple):
 
 
 class RecordingFolder:
-    """Records Runs into files, and deletes the oldest when there are more than `keep`."""
+    """Records Runs into files, and deletes the oldest when there are more than `keep`. `erased` tells whether one of
+    these documents, or a user, was erased after a time."""
 
     def __init__(
-        self, settings: Settings, folder: Path, recorded: "Callable[[RunRecorder], Answerer]", telemetry: Telemetry
+        self,
+        settings: Settings,
+        folder: Path,
+        recorded: "Callable[[RunRecorder], Answerer]",
+        telemetry: Telemetry,
+        erased: Callable[[Collection[str], float], Awaitable[bool]],
     ) -> None:
+        self._erased = erased
         self._settings = settings
         self._folder = folder.expanduser()
         self._recorded = recorded
@@ -63,7 +74,11 @@ class RecordingFolder:
         name = UNSAFE.sub("-", recorder.name)[:MAX_NAME]
         try:
             await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
-            await recorder.save(self._folder / f"{PREFIX}{name}{SUFFIX}")
+            await recorder.save(path := self._folder / f"{PREFIX}{name}{SUFFIX}")
+            # An erasure that begins from now on finds the file.
+            documents = {one.decode() for one in await asyncio.to_thread(ids_in, path)}
+            if await self._erased(documents, recorder.began_at):
+                await asyncio.to_thread(path.unlink, missing_ok=True)
             await asyncio.to_thread(self._delete_oldest)
         except RecordingError as error:
             self._telemetry.noted(RecordingFailed(reason=error.message))
@@ -82,3 +97,28 @@ class RecordingFolder:
         files = sorted(self._folder.glob(f"{PREFIX}*{SUFFIX}"))
         for path in files[: -self._settings.recordings_keep]:
             path.unlink(missing_ok=True)
+
+
+class RecordedTurns(Value):
+    """The earlier turns of a recorded question."""
+
+    history: tuple[msgspec.Raw, ...] = ()
+
+
+class RecordedQuestion(Value):
+    question: RecordedTurns
+
+
+def repeats_turns(recording: Path) -> bool:
+    """Whether a recording may have text of earlier turns; also one that cannot be read."""
+    try:
+        return bool(msgspec.json.decode(recording.read_bytes(), type=RecordedQuestion).question.history)
+    except msgspec.MsgspecError:
+        return True
+
+
+def ids_in(recording: Path) -> set[bytes]:
+    """What a recording has that may be the id of a document."""
+    with suppress(FileNotFoundError):  # deleted meanwhile
+        return set(UUID.findall(recording.read_bytes()))
+    return set()

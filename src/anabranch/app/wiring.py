@@ -1,6 +1,6 @@
 """The composition root: constructs every part of a running Anabranch from its settings."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -169,7 +169,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         revocations, key_use, refusals = await leaving.enter_async_context(_watched(knowledge, role.timing))
         answerer = policies.cached(pipeline, knowledge)
         recorded = partial(_recorded, settings, endpoints, clock, telemetry, evidence, claims)
-        recordings = _recordings(settings, recorded, telemetry, role)
+        recordings = _recordings(settings, recorded, telemetry, knowledge, role)
         runs = Runs(settings, answerer, policies, query_log, revocations, telemetry, recordings)
         await leaving.enter_async_context(background(*policies.tasks()))
         kept = _streams(settings, policies, outbound, knowledge, questions, runs, clock, telemetry, role)
@@ -274,10 +274,17 @@ def _in_memory(policies: Policies, streams: EventStreams) -> tuple[ErasureStore,
     async def cached(_: ErasurePass) -> int:
         return policies.forget_cached()
 
+    async def steps(now: ErasurePass) -> int:
+        return await streams.erase_steps(now.erased.documents)
+
     async def kept(now: ErasurePass) -> int:
         return streams.forget_ended(max(0.0, now.at - now.settled_at))
 
-    return ErasureStore("caches in memory", cached), ErasureStore("streams in memory", kept)
+    return (
+        ErasureStore("planner steps", steps),
+        ErasureStore("caches in memory", cached),
+        ErasureStore("streams in memory", kept),
+    )
 
 
 def _knowledge(settings: Settings, outbound: Outbound, policies: Policies, role: Role) -> KnowledgeOpener:
@@ -285,6 +292,7 @@ def _knowledge(settings: Settings, outbound: Outbound, policies: Policies, role:
         settings,
         outbound,
         indexing=role.indexing,
+        serving=role.streaming,
         cached=policies.embedder,
         resilience=policies.resilience,
         run=policies.computing.run,
@@ -317,12 +325,21 @@ def _recorded(
 
 
 def _recordings(
-    settings: Settings, recorded: "Callable[[RunRecorder], Answerer]", telemetry: Telemetry, role: Role
+    settings: Settings,
+    recorded: "Callable[[RunRecorder], Answerer]",
+    telemetry: Telemetry,
+    knowledge: KnowledgeOpener,
+    role: Role,
 ) -> RecordingFolder | None:
     """Where a server keeps its runs, if it does."""
     if settings.recordings_dir is None or not role.streaming:
         return None
-    return RecordingFolder(settings, Path(settings.recordings_dir), recorded, telemetry)
+
+    async def erased(documents: Collection[str], moment: float) -> bool:
+        opened = await knowledge.existing()
+        return opened is not None and await opened.erased_since(documents, moment)
+
+    return RecordingFolder(settings, Path(settings.recordings_dir), recorded, telemetry, erased)
 
 
 def _limits(policies: Policies, streams: EventStreams, knowledge: KnowledgeOpener) -> CallerLimits:

@@ -67,6 +67,11 @@ class MemoryLog:
         self._forgotten(gone)
         return len(gone)
 
+    async def forget(self, stream: str) -> None:
+        """Drop a stream, also one that is in progress."""
+        if (found := self.streams.get(stream)) is not None and self.streams.drop(found):
+            self._forgotten([found])
+
     def _known(self, stream: str) -> Stream | None:
         found = self.streams.get(stream)
         if found is not None and self.streams.expired(found, self._clock.monotonic()):

@@ -199,7 +199,8 @@ class Knowledge:
         _may_change(caller, found.owner, "collection")
 
         def write(db: Connection) -> Erasure:
-            erased = Erased(documents=tuple(documents.ids_in(db, found.key)))
+            sent = (*documents.ids_in(db, found.key), *jobs.documents_in(db, found.key))
+            erased = Erased(documents=tuple(dict.fromkeys(sent)))
             collections.delete(db, found.key)
             return erasures.request(db, "collection", erased, self._erasure_times)
 
@@ -360,12 +361,12 @@ class Knowledge:
         )
 
     async def _document_erased(self, name: str) -> Erased:
-        try:
-            return Erased(documents=((await self.document(Caller(operator=True), name)).id,))
-        except NotFound:
-            if not await self._database.read(lambda db: erasures.knows(db, name)):
-                raise
-            return Erased(documents=(name,))
+        """An id comes before names, also that of a deleted document: others may have named theirs like it."""
+
+        def read(db: Connection) -> str:
+            return name if erasures.knows(db, name) else lookup.find_only(db, Caller(operator=True), name).id
+
+        return Erased(documents=(await self._database.read(read),))
 
     async def erasure(self, identifier: str) -> Erasure:
         found = await self._database.read(lambda db: erasures.by_id(db, identifier))
@@ -376,6 +377,10 @@ class Knowledge:
     async def erasures(self, limit: int) -> list[Erasure]:
         """The latest erasures, newest first."""
         return await self._database.read(lambda db: erasures.listed(db, limit))
+
+    async def erased_since(self, documents: AnyCollection[str], moment: float) -> bool:
+        """Whether the erasure of one of these documents, or of a user, was requested after a time."""
+        return await self._database.read(lambda db: erasures.erased_since(db, documents, moment))
 
     async def backups_before(self, moment: float) -> list[Path]:
         """The backups that were made before a time and are still there."""

@@ -99,6 +99,22 @@ def find(db: Connection, caller: Caller, name: str) -> StoredDocument:
     raise NotFound(f"There is no document {name[:MAX_SHOWN]!r}.{_similar(db, caller, name)}")
 
 
+def find_only(db: Connection, caller: Caller, name: str) -> StoredDocument:
+    """The document with this id, else the only one that has this file name or title, ignoring case. Conflict if several
+    have it: for what cannot be undone, no kind of name comes before another."""
+    if len(name) <= MAX_NAME and not is_id(name) and not _has_id(db, caller, name):
+        stored = _stored_matches(db, caller, name, exact=False)
+        opened = [item.document for item in _open_named(db, caller, name, exact=False).values()]
+        matches = {one.id: one for one in (*opened, *stored)}
+        if len(matches) > 1:
+            _only(db, name, [*matches.values()])
+    return find(db, caller, name)
+
+
+def _has_id(db: Connection, caller: Caller, name: str) -> bool:
+    return bool(documents.visible_by_ids(db, caller, [name]) or open_items.by_documents(db, caller, [name]))
+
+
 def find_failed(db: Connection, caller: Caller, name: str) -> open_items.OpenItem:
     """The failed document with this id or name, among those that the caller owns. If there is none: Conflict for a
     document that has not failed, else NotFound."""
@@ -111,13 +127,13 @@ def find_failed(db: Connection, caller: Caller, name: str) -> open_items.OpenIte
     raise Conflict(f"{found.title!r} is {found.status}; only a document that has failed can be retried.")
 
 
-def _stored_matches(db: Connection, caller: Caller, name: str) -> list[StoredDocument]:
+def _stored_matches(db: Connection, caller: Caller, name: str, *, exact: bool = True) -> list[StoredDocument]:
     """The stored documents with this file name, else with this title, else with either of them ignoring case; one more
-    than an error shows."""
+    than an error shows. Without `exact`, the last at once."""
     limit = MAX_CANDIDATES + 1
-    for column in documents.NAME_COLUMNS:
-        if exact := documents.named(db, caller, column, name, limit):
-            return exact
+    for column in documents.NAME_COLUMNS if exact else ():
+        if found := documents.named(db, caller, column, name, limit):
+            return found
     either = [
         one
         for column in documents.NAME_COLUMNS
@@ -131,7 +147,7 @@ def _open_matches(db: Connection, caller: Caller, name: str) -> list[StoredDocum
 
 
 def _open_named(
-    db: Connection, caller: Caller, name: str, status: DocumentStatus | None = None
+    db: Connection, caller: Caller, name: str, status: DocumentStatus | None = None, *, exact: bool = True
 ) -> dict[str, open_items.OpenItem]:
     """As `_stored_matches`, among the caller's open items. Only those that match are read whole: the metadata of all
     could be gigabytes."""
@@ -144,7 +160,7 @@ def _open_named(
             by_title.append(one)
         if folded in ((one.filename or "").casefold(), one.title.casefold()):
             ignoring_case.append(one)
-    matches: list[OpenName] = by_filename or by_title or ignoring_case
+    matches: list[OpenName] = (exact and (by_filename or by_title)) or ignoring_case
     return open_items.by_documents(db, caller, [one.document_id for one in matches[: MAX_CANDIDATES + 1]])
 
 

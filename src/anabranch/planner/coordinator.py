@@ -1,7 +1,7 @@
 """Starts, finds and ends the steps of a plan, and delivers their callbacks."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -11,13 +11,44 @@ from anabranch.domain.events import PlanStepCompleted
 from anabranch.domain.model import Context
 from anabranch.domain.shares import Holding
 from anabranch.domain.signals import EventIgnored
-from anabranch.domain.steps import Breadcrumb, Command, Directive, Progress, Receipt
+from anabranch.domain.steps import Breadcrumb, Command, Directive, Progress, Receipt, stream_of
 from anabranch.planner.encoder import ignored_after_end, stamp
 from anabranch.planner.services import PlannerServices
 from anabranch.planner.shadow import Shadow, Shadows
 from anabranch.planner.step_runner import OpenedStep, StepRunner
 
 TRIES = 3
+ERASED = "A document that was found for this step was erased."
+
+
+class StepDocuments:
+    """The documents that were found for the steps of this process, for as long as the steps can be read: `ttl_s` after
+    their end."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._found: dict[str, set[str]] = {}
+        self._ended: dict[str, float] = {}
+
+    def add(self, directive: Directive, documents: Collection[str]) -> None:
+        stream = stream_of(directive.session_id, directive.plan_step_id)
+        if documents:
+            self._found.setdefault(stream, set()).update(documents)
+
+    def streams(self, documents: Collection[str]) -> list[str]:
+        """The streams of the steps for which one of these was found."""
+        return [stream for stream, found in self._found.items() if not found.isdisjoint(documents)]
+
+    def drop(self, stream: str) -> None:
+        self._found.pop(stream, None)
+        self._ended.pop(stream, None)
+
+    def tend(self, running: "Coordinator", now: float) -> None:
+        for stream in list(self._found):
+            if running.holds(stream):
+                self._ended.pop(stream, None)
+            elif self._ended.setdefault(stream, now) + self._ttl_s <= now:
+                self.drop(stream)
 
 
 async def send_callback(
@@ -126,6 +157,13 @@ class Coordinator:
             ignored_after_end(session_id, plan_step_id, command, stamp(self._services.time.wall()))
         )
         self._services.telemetry.noted(EventIgnored(reason="ended"))
+
+    async def end_erased(self, stream: str) -> None:
+        """End a step, if it is in progress, because a document that was found for it was erased."""
+        if (runner := self._steps.get(stream)) is not None:
+            with suppress(AnabranchError):  # its stream is dropped, also if its end cannot be written
+                await runner.end_erased(ERASED)
+        self._shadows.drop(stream)
 
     async def drain(self, grace_s: float) -> None:
         """Accept no new steps, and end those that are still in progress after `grace_s` as worker_lost."""

@@ -417,6 +417,9 @@ class StepRunner:
         reason = "The worker was shut down before the step had ended."
         self._writer.put(commands.end("worker_lost", reason, self._now()))
 
+    async def end_erased(self, reason: str) -> None:
+        await self.execute(commands.end("failed", reason, self._now(), awaited=True))
+
     def stop(self) -> None:
         """Stop without writing anything."""
         self._writer.close()

@@ -1,5 +1,6 @@
 """The open connections of a process: a limit for each address, and for all together."""
 
+import sys
 from collections.abc import Callable
 from heapq import nlargest
 from itertools import islice
@@ -9,6 +10,10 @@ from anabranch.domain.shares import Limit
 from anabranch.policies.rate_limits import address_block
 from anabranch.policies.shares import limit_reached, overloaded
 
+# Where the application puts its OpenConnections into the state that the server gives to protocols and requests.
+CONNECTIONS = "connections"
+# What is used of a system that sets no limit, and what Windows permits.
+MOST_FILES, WINDOWS_FILES = 65_536, 8_192
 # Where all connections are in use: in which addresses, and at how many connections of each, an idle one is looked for.
 ADDRESSES, LOOKED_AT = 8, 64
 
@@ -21,7 +26,7 @@ class Connection(Protocol):
         """Close it at once."""
 
 
-class Connections:
+class OpenConnections:
     """Counts connections by address. Where all are in use, a new one takes the place of an old idle one of the address
     that has the most. An address that `is_shared` stands for many callers and has no limit of its own."""
 
@@ -68,3 +73,13 @@ class Connections:
                 del found[one]
                 found[one] = None
         return False
+
+
+def max_open_files() -> int:
+    """How many files and connections this process may have open."""
+    if sys.platform == "win32":
+        return WINDOWS_FILES
+    import resource  # noqa: PLC0415
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_FILES if soft == resource.RLIM_INFINITY else soft

@@ -1,7 +1,7 @@
 """The documentation subagent: answers a question and streams the answer in progress as revisions of its result."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -16,7 +16,7 @@ from anabranch.domain.events import (
     SubagentStatus,
     Token,
 )
-from anabranch.domain.model import Answer, Context, Filters, Ground, Question, Status, Value
+from anabranch.domain.model import Answer, Context, Filters, Ground, Question, SourceReply, Status, Value
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.subagents.payloads import (
     MAX_LABEL,
@@ -134,7 +134,8 @@ class CitationPayload(Value):
 class DocumentationSubagent:
     """A Subagent that answers from collections. Its `input` has a `question` (or `query`) and may name `collections`,
     `top_k` and a `language`. Without an input it pushes its result. `template` has the settings of every question.
-    `chosen` resolves collection names for a caller; NotFound if one does not exist."""
+    `chosen` resolves collection names for a caller; NotFound if one does not exist. `found` is told of the documents of
+    collections that were found for a step, before any text made of them is reported."""
 
     def __init__(
         self,
@@ -144,7 +145,9 @@ class DocumentationSubagent:
         template: Question,
         max_top_k: int,
         chosen: Callable[[Sequence[str], Context], Awaitable[tuple[str, ...]]],
+        found: Callable[[Directive, Collection[str]], None] = lambda _directive, _documents: None,
     ) -> None:
+        self._found = found
         self._answerer = answerer
         self._clock = clock
         self._template = template
@@ -160,7 +163,7 @@ class DocumentationSubagent:
     async def work(
         self,
         expected: Expected,
-        directive: Directive,  # noqa: ARG002
+        directive: Directive,
         context: Context,
     ) -> AsyncGenerator[Fragment, None]:
         question = await self._question(decode(input_of(expected)), context)
@@ -174,6 +177,8 @@ class DocumentationSubagent:
         try:
             while not (answering.done() and events.empty()):
                 for event in await _next_events(events, answering, results.wait_s):
+                    if isinstance(event, SourceReplied):
+                        self._found(directive, _stored(event.reply))
                     if (partial := results.update(event)) is not None:
                         yield partial
                 if (partial := results.due()) is not None:
@@ -203,6 +208,11 @@ class DocumentationSubagent:
         return msgspec.structs.replace(
             self._template, text=options.question, top_k=top_k, filters=filters, language=language, answer_in=language
         )
+
+
+def _stored(reply: SourceReply) -> set[str]:
+    """The documents of collections among the passages."""
+    return {one.document_id for one in reply.passages if one.place is not None and one.document_id}
 
 
 async def _next_events(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -137,15 +138,24 @@ async def test_every_operation_that_changes_something_leaves_a_record(opened: Li
 
 
 async def test_a_record_says_who_from_where_and_what(opened: Library) -> None:
-    headers = {"X-Correlation-ID": "request-7"}
+    identifier = "6f1c2a4e-0b5d-4c39-9f57-2f1a5d1c9b10"
+    headers = {"X-Correlation-ID": identifier}
     made = await opened.good("POST", "/v1/collections", {"name": "journal"}, who="alice", headers=headers)
     (newest, *_) = await records(opened, actor="alice", action="collection")
     assert newest["object"] == f"collection:{made['id']}"
     assert (newest["name"], newest["actor"], newest["address"]) == ("journal", "user:alice", "127.0.0.1")
-    assert (newest["surface"], newest["request"], newest["outcome"]) == ("api", "request-7", "done")
+    assert (newest["surface"], newest["request"], newest["outcome"]) == ("api", identifier, "done")
     assert newest["key"], "the id of her key"
     await opened.good("DELETE", "/v1/collections/journal", who="alice")
     assert (await records(opened, actor="alice"))[0]["action"] == "collection.deleted"
+
+
+async def test_a_correlation_id_that_may_say_something_is_recorded_as_its_digest(opened: Library) -> None:
+    said = "alice-lives-at-5-Elm-Street"
+    await opened.good("POST", "/v1/collections", {"name": "diary"}, who="alice", headers={"X-Correlation-ID": said})
+    (newest, *_) = await records(opened, actor="alice", action="collection")
+    assert newest["request"] == sha256(said.encode()).hexdigest()[:32]
+    await opened.good("DELETE", "/v1/collections/diary", who="alice")
 
 
 async def test_the_log_is_read_in_pages_by_operators_only(opened: Library) -> None:

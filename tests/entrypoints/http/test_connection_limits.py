@@ -9,8 +9,8 @@ import pytest
 
 from anabranch.configuration.settings import Settings
 from anabranch.domain.shares import Limit
-from anabranch.entrypoints.http.server import CONNECTIONS, HeadCapped
-from anabranch.policies.connections import Connections
+from anabranch.entrypoints.http.server import HeadCapped
+from anabranch.policies.connections import CONNECTIONS, OpenConnections
 from conftest import Server, running
 from support.step_requests import STEPS, begin
 
@@ -23,7 +23,7 @@ TWO = Limit(name="connections", description="connections at once", each=2, setti
 class OfOneAddress(HeadCapped):
     """Takes this machine for one caller."""
 
-    counted = Connections(TWO, lambda _: False)
+    counted = OpenConnections(TWO, lambda _: False)
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)

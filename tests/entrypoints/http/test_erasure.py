@@ -2,7 +2,10 @@
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from datetime import datetime, timedelta
@@ -16,8 +19,11 @@ from anabranch.app.redis_erasure import KEYS
 from anabranch.knowledge.records import backup
 from anabranch.knowledge.records.database import NAME, Database, connect
 from anabranch.knowledge.records.erasures import TABLES
+from support.cli_runner import environment
 from support.collection_server import Library, library, text
 from support.data_bytes import files_with, keys_with, values
+from support.paused_model import PausedModel
+from support.planner_fixtures import Desk
 from support.valkey_server import Valkey, running_valkey
 
 pytestmark = pytest.mark.xdist_group("erasure")
@@ -163,6 +169,82 @@ async def test_an_erased_document_is_in_no_recording_and_no_memory(tmp_path: Pat
     assert files_with(ASKED, recordings) == []
 
 
+async def test_what_a_question_writes_after_the_erasure_of_its_document_has_no_text(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    data, recordings = tmp_path / "data", tmp_path / "recordings"
+    async with (
+        PausedModel() as model,
+        opened(tmp_path, models_dir, model_url=model.url, recordings_dir=str(recordings)) as there,
+    ):
+        model.says(f"The {MARKER} ferry", f" leaves every thirty minutes, says {MARKER} [1].", paused=True)
+        document = await filled(there)
+        asking = asyncio.create_task(there.ask(ASKED, who="alice"))
+        until = time.monotonic() + PATIENCE_S
+        while not model.asked:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        await erased(there, document=document)
+        model.go.set()
+        assert MARKER in (await asking)["answer"]  # its asker gets it
+        (entry,) = (await there.good("GET", "/v1/queries", who="alice"))["queries"]
+        assert (entry["query"], entry["outcome"]) == (None, "answered")
+    assert files_with(MARKER, data) == files_with(MARKER, recordings) == []
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["memory", "redis"])
+async def test_a_planner_step_in_progress_ends_when_a_document_that_was_found_for_it_is_erased(
+    tmp_path: Path, models_dir: Path, valkey: Valkey, shared: bool
+) -> None:
+    redis = {"redis_url": valkey.url, "redis_timeout": 5.0} if shared else {}
+    async with opened(tmp_path, models_dir, **redis) as there:
+        document = await filled(there)
+        desk = Desk(there.server, there.secrets)
+        human = {"key": "row_selection", "deadline_ms": 3_600_000}
+        await desk.begin("s", "p", {"key": "documentation", "input": {"question": ASKED}}, human, who="alice")
+        await desk.begin("s", "other", human, who="alice")
+        path = "/planner/sessions/s/steps/p/events"
+        until = time.monotonic() + PATIENCE_S
+        while MARKER not in str(await desk.events("s", "p", who="alice")):
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        async with desk.stream("s", "p", who="alice") as stream:
+            await erased(there, document=document)
+            ended = [event async for event in stream][-1]
+        assert "erased" in str(ended)
+        while (await desk.ask("GET", path, who="alice"))[0] != 404:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+        if shared:
+            assert await keys_with(MARKER, valkey.url) == []
+        assert "plan_step_completed" not in str(await desk.events("s", "other", who="alice"))
+
+
+async def test_recordings_of_later_turns_are_erased(tmp_path: Path, models_dir: Path) -> None:
+    recordings = tmp_path / "recordings"
+    async with (
+        PausedModel() as model,
+        opened(tmp_path, models_dir, model_url=model.url, recordings_dir=str(recordings)) as there,
+    ):
+        model.says(f"The {MARKER} ferry leaves every thirty minutes [1].")
+        document = await filled(there)
+        await there.collection("bridges", who="alice")
+        await there.ingest("bridges", text(OTHER, title="Bridges"), who="alice")
+        await there.ask(ASKED, who="alice", conversation_id="talk")
+        model.says("It is closed on Sundays [1].")
+        later = "When is the bridge to Marken closed?"
+        await there.ask(later, who="alice", conversation_id="talk", collections=["bridges"])
+        await there.ask("Who keeps the bridge?", who="alice", filters={"tags": ["none"]})
+        until = time.monotonic() + PATIENCE_S
+        while not set(files_with("Who keeps", recordings)) or len(files_with(MARKER, recordings)) < 2:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        await there.ask("Who keeps the bridge?", who="alice", filters={"tags": ["none"]})
+        await erased(there, document=document)
+        assert files_with(MARKER, recordings) == []
+        assert files_with("Who keeps the bridge?", recordings) != []
+
+
 async def test_an_erased_user_is_in_no_file_and_no_key(tmp_path: Path, models_dir: Path, valkey: Valkey) -> None:
     data = tmp_path / "data"
     async with opened(tmp_path, models_dir, redis_url=valkey.url, redis_timeout=5.0) as there:
@@ -172,6 +254,18 @@ async def test_an_erased_user_is_in_no_file_and_no_key(tmp_path: Path, models_di
         await there.ingest("mine", text("My secret harbour is Oudeschild.", title="Harbour"), who=MARKER)
         await there.good("PUT", "/v1/collections/mine/endpoint", {"as": f"{MARKER}/mine"}, who=MARKER)
         await there.ask("Which harbour is secret?", who=MARKER, conversation_id="talk")
+        chat = {
+            "prompt": "Is it open?",
+            "data_sources": [{"url": "", "slug": f"collection:{MARKER}/mine"}],
+            "model": {"slug": "extractive", "url": ""},
+        }
+        await there.good("POST", "/api/v1/chat", chat, who="bob")
+        await there.good("GET", "/v1/queries", who="bob")
+        broken = b64encode(b"%PDF-1.4 broken").decode()
+        failed = {"source": {"type": "file", "content": broken, "filename": "x.pdf"}, "title": "A walk to Oudeschild"}
+        await there.ingest("mine", failed, who=MARKER)
+        await there.collection("plans for Oudeschild", who=MARKER)
+        await there.good("DELETE", "/v1/collections/plans%20for%20Oudeschild", who=MARKER)
         await there.collection("theirs", who="alice")
         allowed = {"visibility": "restricted", "allowed_users": [MARKER, "bob"]}
         (shared,) = await there.ingest("theirs", text(OTHER, title="Bridges", permissions=allowed), who="alice")
@@ -204,6 +298,30 @@ async def test_deleting_says_when_the_text_is_erased_and_then_it_is(tmp_path: Pa
     assert files_with(MARKER, tmp_path / "data") == []
 
 
+async def test_deleting_a_collection_erases_what_was_never_stored(tmp_path: Path, models_dir: Path) -> None:
+    broken = {
+        "source": {
+            "type": "file",
+            "content": b64encode(f"%PDF-1.4 {MARKER}".encode()).decode(),
+            "filename": f"{MARKER}.pdf",
+        },
+        "id": f"{MARKER}-id",
+        "title": f"{MARKER} plans",
+        "metadata": {"author": MARKER, "tags": [MARKER]},
+        "permissions": {"visibility": "restricted", "allowed_users": [MARKER]},
+    }
+    async with opened(tmp_path, models_dir, erase_after=0.0) as there:
+        await there.collection("plans", who="alice")
+        (failed,) = await there.ingest("plans", broken, who="alice")
+        assert failed["status"] == "failed"
+        await there.good("DELETE", "/v1/collections/plans", who="alice")
+        (erasure,) = (await there.good("GET", "/v1/erasures", who="root"))["erasures"]
+        assert erasure["documents"] == 1
+        await asyncio.to_thread(settle, there.folder)
+        await _until(there, f"/v1/erasures/{erasure['id']}", "complete")
+    assert files_with(MARKER, tmp_path / "data") == []
+
+
 async def test_an_erasure_that_was_interrupted_goes_on_at_the_next_start(tmp_path: Path, models_dir: Path) -> None:
     async with opened(tmp_path, models_dir, redis_url="redis://127.0.0.1:1") as there:  # nothing answers there
         document = await filled(there)
@@ -222,6 +340,30 @@ async def test_an_erasure_that_was_interrupted_goes_on_at_the_next_start(tmp_pat
     assert files_with(MARKER, tmp_path / "data") == []
 
 
+async def test_a_command_without_the_settings_of_the_server_leaves_the_erasure_to_the_server(
+    tmp_path: Path, models_dir: Path, valkey: Valkey
+) -> None:
+    data, recordings = tmp_path / "data", tmp_path / "recordings"
+    given = {"redis_url": valkey.url, "redis_timeout": 5.0, "recordings_dir": str(recordings)}
+    async with opened(tmp_path, models_dir, **given) as there:
+        document = await filled(there)
+        await there.ask(ASKED, who="alice")
+    command = [sys.executable, "-m", "anabranch", "erase", "--document", document, "--yes"]
+    ran = await asyncio.to_thread(subprocess.run, command, env=environment(data), capture_output=True, check=False)
+    assert (ran.returncode, f"Redis and recordings in {recordings} must be erased from" in ran.stderr.decode()) == (
+        1,
+        True,
+    )
+    async with opened(tmp_path, models_dir, **given) as there:
+        (one,) = (await there.good("GET", "/v1/erasures", who="root"))["erasures"]
+        await _until(there, f"/v1/erasures/{one['id']}", "settling")
+        await asyncio.to_thread(settle, there.folder)
+        await _until(there, f"/v1/erasures/{one['id']}", "complete")
+        assert await keys_with(MARKER, valkey.url) == files_with(MARKER, recordings) == []
+    async with opened(tmp_path, models_dir) as there:  # it uses them no more
+        assert (await erased(there, user="bob"))["error"] is None
+
+
 async def test_backups_that_may_hold_what_was_erased_are_named(tmp_path: Path, models_dir: Path) -> None:
     async with opened(tmp_path, models_dir) as there:
         document = await filled(there)
@@ -235,6 +377,34 @@ async def test_backups_that_may_hold_what_was_erased_are_named(tmp_path: Path, m
         erasure = await there.good("GET", f"/v1/erasures/{erasure['id']}", who="root")
         assert erasure["backups"] == []
     assert files_with(MARKER, tmp_path) == []
+
+
+async def test_an_erasure_by_the_id_of_a_deleted_document_meets_no_document_that_is_named_like_it(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    async with opened(tmp_path, models_dir) as there:
+        document = await filled(there)
+        await there.ask(ASKED, who="alice")
+        await there.collection("mine", who="bob")
+        decoys = [text("A decoy.", title=document), text("Another decoy.", filename=document)]
+        made = [(await there.ingest("mine", one, who="bob"))[0] for one in decoys]
+        await there.good("DELETE", f"/v1/documents/{document}", who="alice")
+        await erased(there, document=document)
+        for one in made:
+            await there.good("GET", f"/v1/documents/{one['id']}", who="bob")
+    assert files_with(MARKER, tmp_path / "data") == []
+
+
+async def test_an_erasure_by_a_name_that_several_documents_have_is_refused_with_their_ids(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    async with opened(tmp_path, models_dir) as there:
+        document = await filled(there)
+        await there.collection("mine", who="bob")
+        (decoy,) = await there.ingest("mine", text("A decoy.", filename=f"{MARKER} timetable"), who="bob")
+        reply = await there.call("POST", "/v1/erasures", {"document": f"{MARKER} timetable"}, who="root")
+        assert (reply.status, document in str(reply.body), decoy["id"] in str(reply.body)) == (409, True, True)
+        assert (await there.call("POST", "/v1/erasures", {"document": "bridges"}, who="root")).status == 202
 
 
 async def test_what_is_erased_must_be_said(tmp_path: Path, models_dir: Path) -> None:

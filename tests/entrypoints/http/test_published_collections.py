@@ -373,7 +373,10 @@ async def test_no_token_is_in_the_logs(seeded: Seeded, hub: Hub, capfd: pytest.C
     async with node(seeded.settings(syfthub_url=hub.url, log_level="DEBUG")) as there:
         for one in (token, wrong, seeded.secrets["carol"], "ab_wrong-key"):
             await there.ask("canteen", token=one, transaction_token="tx-unlogged")
+            await there.server.session.get(f"{there.server.url}/v1/documents/my-secret-title")
     log = capfd.readouterr().err
+    assert "/v1/documents/{document}" in log
+    assert "my-secret-title" not in log
     assert "chat_request_completed" in log
     assert "request_refused" in log
     for secret in (

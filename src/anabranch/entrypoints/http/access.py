@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
+from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ FORWARDING = frozenset(
 FORWARDING_PREFIXES = (b"x-forwarded", b"x-original-", b"x-envoy-", b"x-appengine-")
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?", re.ASCII)
 HOP = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
+RANDOM_ID = re.compile(r"[0-9a-f]{8}(-?)[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{12}")
 MAX_ADDRESS = 100
 MAX_HOST = 300
 OWN_SITES = frozenset({"same-origin", "none"})
@@ -230,7 +232,7 @@ class Access:
             address=self.address(scope) or "",
             surface=surface or ("page" if by_cookie else "api"),
             key=caller.key or "",
-            request=scope["correlation_id"],
+            request=_audited(scope["correlation_id"]),
         )
 
     def is_https(self, scope: Scope) -> bool:
@@ -484,3 +486,10 @@ def valid_trace(traceparent: str, tracestate: str) -> tuple[str | None, str | No
     if TRACEPARENT.fullmatch(traceparent) is None:
         return None, None
     return traceparent, tracestate if tracestate.isprintable() and len(tracestate) <= MAX_TRACESTATE else None
+
+
+def _audited(correlation_id: str) -> str:
+    """A correlation id as the audit log, which forgets only names, may keep it: another text of the caller's choice may
+    say anything, so of it a digest."""
+    is_random = RANDOM_ID.fullmatch(correlation_id) is not None
+    return correlation_id if is_random else sha256(correlation_id.encode()).hexdigest()[:32]

@@ -39,13 +39,12 @@ from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface, lost_query
 from anabranch.entrypoints.http.query_log import QueryLogSurface
 from anabranch.entrypoints.http.rag import RagSurface, lost_rag
-from anabranch.entrypoints.http.server import CONNECTIONS, max_open_files
 from anabranch.entrypoints.http.session import SessionSurface
 from anabranch.entrypoints.http.sources import SourcesSurface
 from anabranch.entrypoints.http.stop_signals import StopSignals
 from anabranch.entrypoints.http.streams import AnswerStreams, ShutdownEvent, Writers
 from anabranch.entrypoints.reload_signal import on_hangup
-from anabranch.policies.connections import Connections
+from anabranch.policies.connections import CONNECTIONS, OpenConnections, max_open_files
 from anabranch.policies.limits import connection_limit
 from anabranch.telemetry.endpoint_history import EndpointHistory
 from anabranch.telemetry.log import Log, configured_log
@@ -83,7 +82,7 @@ class Service:
         await app(scope, receive, send)
 
     @asynccontextmanager
-    async def _serving(self, _app: Any) -> AsyncIterator[dict[str, Connections]]:
+    async def _serving(self, _app: Any) -> AsyncIterator[dict[str, OpenConnections]]:
         metrics, history = Metrics(self._settings), EndpointHistory()
         async with (
             watched(self._settings, self._log, metrics, history) as telemetry,
@@ -112,7 +111,7 @@ class Service:
             with self._stopping.handled(self._drain):
                 reload = ConfigReload(self._settings, anabranch.reconfigure, self._log, record=anabranch.record)
                 async with on_hangup(reload.again):
-                    yield {CONNECTIONS: Connections(limit, access.is_shared)}
+                    yield {CONNECTIONS: OpenConnections(limit, access.is_shared)}
             # The server waits only for its connections; recorded answers without a listener get their time here.
             await (self._draining or anabranch.drain(0))
             await mcp.close()

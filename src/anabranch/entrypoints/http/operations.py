@@ -130,7 +130,9 @@ class Call(Generic[T]):
             identifier = self.scope["correlation_id"]
             message["headers"] = [*message["headers"], (b"x-correlation-id", identifier.encode())]
             if 400 <= (status := message.get("status", 101)) < 500:
-                path, peer = self.scope["path"][:MAX_LOGGED_PATH], (self.scope.get("client") or ("",))[0]
+                # Not the address of what is there: it may have the name of a document.
+                path = self.operation.path if self.operation is not None else self.scope["path"][:MAX_LOGGED_PATH]
+                peer = (self.scope.get("client") or ("",))[0]
                 self._log.info("request_refused", correlation_id=identifier, status=status, path=path, peer=peer)
         await self._send(message)
 

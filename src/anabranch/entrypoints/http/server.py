@@ -21,23 +21,17 @@ from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.entrypoints.http.errors import refused_connection
 from anabranch.entrypoints.http.stop_signals import STOP_NOW
 from anabranch.entrypoints.reload_signal import Terminal, hold_hangups, hung_up
-from anabranch.policies.connections import Connections
+from anabranch.policies.connections import CONNECTIONS, MOST_FILES, OpenConnections
 from anabranch.telemetry.log import SOCKETS, Log
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
 
-# What is used of a system that sets no limit, and what Windows permits.
-MOST_FILES, WINDOWS_FILES = 65_536, 8_192
-# Where the application puts its Connections into the state that uvicorn gives to protocols and requests.
-CONNECTIONS = "connections"
-
-
-class Place:
+class CountedConnection:
     """A connection as its address is charged for it, whatever protocol it speaks."""
 
-    def __init__(self, transport: asyncio.Transport, connections: Connections) -> None:
+    def __init__(self, transport: asyncio.Transport, connections: OpenConnections) -> None:
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if isinstance(peer, tuple) else ""
         self._transport = transport
@@ -63,7 +57,7 @@ class AbortsStalled(asyncio.Protocol):
 
     stall_s = 25.0
     transport: asyncio.Transport
-    place: Place | None = None
+    place: CountedConnection | None = None
     _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -102,7 +96,7 @@ class HeadCapped(AbortsStalled, HttpToolsProtocol):
         self._head_begins()
         connections = self.app_state.get(CONNECTIONS)
         if connections is not None:
-            place = Place(self.transport, connections)
+            place = CountedConnection(self.transport, connections)
             try:
                 place.take()
                 self.place = place
@@ -325,16 +319,6 @@ def _bind(settings: Settings) -> socket.socket:
         ) from None
     bound.listen(2048)  # from here on a connection waits in the queue, so `server_started` is true
     return bound
-
-
-def max_open_files() -> int:
-    """How many files and connections this process may have open."""
-    if sys.platform == "win32":
-        return WINDOWS_FILES
-    import resource  # noqa: PLC0415
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def _raise_open_files() -> None:

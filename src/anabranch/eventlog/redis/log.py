@@ -4,7 +4,7 @@ through replicas."""
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 
 import msgspec
 
@@ -359,6 +359,17 @@ class RedisLog:
         gone = self.streams.drop_ended(self._clock.monotonic() - ended_for_s)
         self._writer.dropped(gone)
         return len(gone)
+
+    async def forget(self, stream: str) -> None:
+        """Drop a stream of this worker, also one that is in progress. StreamUnavailable if Redis cannot be reached."""
+        found = self.streams.get(stream)
+        async with nullcontext() if found is None else found.lock:
+            try:
+                await self._store.delete(stream)
+            except RedisGone as gone:
+                raise StreamUnavailable(UNREACHABLE) from gone
+            if found is not None and self.streams.drop(found):
+                self._writer.dropped([found])
 
     async def _open(self, owner: StreamOwner) -> str:
         stream = owner.stream

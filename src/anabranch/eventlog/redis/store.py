@@ -151,6 +151,9 @@ class RedisStreamStore:
     async def undo(self, stream: str, token: str) -> None:
         await self._verdict("undo", _keys(stream), token)
 
+    async def delete(self, stream: str) -> None:
+        await self._execute("DEL", *_keys(stream))
+
     async def known(self, stream: str) -> tuple[str, int] | None:
         """The token of its owner and its head."""
         match await self._execute("HMGET", _keys(stream)[0], "token", "head"):

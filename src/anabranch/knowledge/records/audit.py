@@ -6,7 +6,7 @@ them, and a table of their own has the names with their salts. Forgetting a name
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b, sha256
@@ -163,6 +163,17 @@ def forget(db: sqlite3.Connection, *subjects: str) -> int:
         names = [one.hex() for one in digests[start : start + FORGOTTEN_PER_RECORD]]
         append(db, AuditEntry(action=FORGET, details={"names": names}))
     return len(digests)
+
+
+def created_by(db: sqlite3.Connection, kind: str, users: Iterable[str]) -> list[str]:
+    """What these users have created of a kind, such as `collection`, also if it was deleted since. This must be asked
+    before the names of the users are forgotten."""
+    actors = "SELECT digest FROM audit_names WHERE subject IN (SELECT value FROM json_each(?))"
+    found = db.execute(
+        f"SELECT object FROM audit WHERE action = ? AND actor IN ({actors})",  # noqa: S608  our own names
+        (f"{kind}.created", as_json([f"{USER}{user}" for user in users])),
+    )
+    return [row[0] for row in found]
 
 
 def erase(db: sqlite3.Connection, erased: Erased) -> int:

@@ -114,7 +114,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     owned = [one for one in listed(db) if one.owner in erased.users]
     for one in owned:
         delete(db, one.key)
-        audit.forget(db, f"collection:{one.id}")
+    audit.forget(db, *(f"collection:{one.id}" for one in owned), *audit.created_by(db, "collection", erased.users))
     for one in listed(db):
         permissions = one.settings.default_permissions
         for user in erased.users:

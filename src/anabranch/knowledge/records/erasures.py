@@ -15,6 +15,7 @@ from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records import audit, collections, documents, jobs, keys, queries
 from anabranch.knowledge.records.database import NAME, as_json, connect, migrate, new_id
+from anabranch.knowledge.records.facts import fact, set_fact
 
 ErasureSubject = Literal["document", "collection", "user"]
 # `due`: no pass has run. `settling`: everything is erased but what questions that ran then may have written since.
@@ -58,6 +59,8 @@ TABLES = {
     "audit": False,  # ids and salted hashes
     "audit_chain": False,
 }
+# The fact that names the stores outside of the data folder.
+OUTSIDE = "stores_outside"
 PARTIAL = ".partial"
 COPIES = f"{NAME}.before-restore-*"
 
@@ -138,7 +141,11 @@ def request(
 
 def _with_documents(db: sqlite3.Connection, erased: Erased) -> Erased:
     """With the documents of the users."""
-    theirs = (identifier for user in erased.users for identifier in documents.ids_of(db, user))
+    theirs = (
+        identifier
+        for user in erased.users
+        for identifier in (*documents.ids_of(db, user), *jobs.documents_of(db, user))
+    )
     return Erased(documents=tuple(dict.fromkeys((*erased.documents, *theirs))), users=erased.users)
 
 
@@ -189,6 +196,16 @@ def knows(db: sqlite3.Connection, document: str) -> bool:
         "SELECT 1 FROM erasures, json_each(documents) WHERE value = ?",
     )
     return any(db.execute(f"{query} LIMIT 1", (document,)).fetchone() for query in named)
+
+
+def erased_since(db: sqlite3.Connection, documents: Iterable[str], moment: float) -> bool:
+    """Whether the erasure of one of these documents, or of a user, was requested after a time."""
+    found = db.execute(
+        "SELECT 1 FROM erasures WHERE requested_at >= ? AND (what = 'user' OR EXISTS ("
+        "SELECT 1 FROM json_each(documents) WHERE value IN (SELECT value FROM json_each(?)))) LIMIT 1",
+        (moment, as_json(sorted(documents))),
+    )
+    return found.fetchone() is not None
 
 
 def listed(db: sqlite3.Connection, limit: int) -> list[Erasure]:
@@ -242,6 +259,16 @@ def failed(db: sqlite3.Connection, erasures: Iterable[Erasure], reason: str, ret
     db.executemany(
         "UPDATE erasures SET error = ?, next_at = ? WHERE key = ?", ((reason, retry_at, one.key) for one in erasures)
     )
+
+
+def note_stores(db: sqlite3.Connection, stores: Iterable[str]) -> None:
+    """Note what the server uses besides the data folder; a pass must erase from all of it."""
+    if stores_noted(db) != (names := set(stores)):
+        set_fact(db, OUTSIDE, as_json(sorted(names)))
+
+
+def stores_noted(db: sqlite3.Connection) -> set[str]:
+    return set(msgspec.json.decode(fact(db, OUTSIDE) or "[]"))
 
 
 def note_backup(db: sqlite3.Connection, path: Path, made_at: float, *, complete: bool = False) -> None:

@@ -403,6 +403,22 @@ def drop(db: sqlite3.Connection, document_id: str) -> None:
         _close(db, row["job"])
 
 
+def documents_in(db: sqlite3.Connection, collection: int) -> list[str]:
+    """The documents that were sent to a collection, also those that were never stored."""
+    return _sent(db, "jobs.collection = ?", collection)
+
+
+def documents_of(db: sqlite3.Connection, user: str) -> list[str]:
+    """The documents that a user has sent, and those sent to the user's collections, also if they were never stored."""
+    return _sent(db, "jobs.owner = ? OR jobs.collection IN (SELECT key FROM collections WHERE owner = ?)", user, user)
+
+
+def _sent(db: sqlite3.Connection, which: str, *values: str | int) -> list[str]:
+    """Without those that are erased already."""
+    query = f"SELECT DISTINCT document_id FROM items JOIN jobs ON jobs.key = job WHERE arrived != ? AND ({which})"  # noqa: S608
+    return [row[0] for row in db.execute(query, (as_json(BLANK), *values))]
+
+
 def erase(db: sqlite3.Connection, erased: Erased) -> int:
     """Blank what items say of documents, and delete all jobs of users; returns how many items that were."""
     values = {"documents": as_json(erased.documents), "users": as_json(erased.users), "blank": as_json(BLANK)}

@@ -83,6 +83,18 @@ class QueryRecord(Value):
     kept: bool = True
 
 
+# What an entry keeps nothing of when it is written after a document that was found was deleted; as `erase` leaves it.
+BLANK: dict[str, Any] = {
+    "original": "",
+    "rewritten": None,
+    "variants": (),
+    "filters": None,
+    "answer": "",
+    "quotes": (),
+    "sentences": (),
+}
+
+
 class Rated(Value):
     """A recorded rating: the surface of its question, and whether it is the question's first."""
 
@@ -107,12 +119,22 @@ def asker(caller: Caller) -> str:
 
 def record(db: sqlite3.Connection, query: QueryRecord) -> None:
     now = time.time()
+    if query.kept and _is_any_gone(db, query):
+        query = msgspec.structs.replace(query, **BLANK)
     if query.answer is not None:
         _count(db, query, now)
     if query.kept:
         _record_question(db, query, now)
         if query.answer is not None:
             _record_answer(db, query, now)
+
+
+def _is_any_gone(db: sqlite3.Connection, query: QueryRecord) -> bool:
+    """Whether a document that was found, now or in an earlier turn, is deleted by now: then it may be erased already,
+    and its text must not come back. Passages from elsewhere have no place."""
+    found = {one.document_id for one in query.found if one.place is not None} | {one.document for one in query.earlier}
+    gone = "SELECT 1 FROM json_each(?) WHERE value NOT IN (SELECT id FROM documents) LIMIT 1"
+    return bool(found) and db.execute(gone, (as_json(sorted(filter(None, found))),)).fetchone() is not None
 
 
 def _count(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
@@ -296,6 +318,8 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     ones of the same conversation, whose answers may repeat it. What is left of a blank entry is figures. Returns how
     many entries that were."""
     deleted = sum(forget(db, -1, user, counts=True) for user in erased.users)
+    for user in erased.users:
+        _erase_addresses(db, user)
     entries = """WITH given (id) AS (SELECT value FROM json_each(:documents)),
     found (query) AS (
         SELECT query FROM retrievals WHERE document IN (SELECT id FROM given)
@@ -322,6 +346,22 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     db.execute(f"UPDATE responses SET answer = '', sentences = NULL, comment = NULL WHERE query {chosen}", values)  # noqa: S608
     db.execute(f"DELETE FROM citations WHERE query {chosen}", values)  # noqa: S608
     return deleted + len(ids)
+
+
+def _erase_addresses(db: sqlite3.Connection, user: str) -> None:
+    """Remove the addresses of a user's collections from the questions of others."""
+    begins = (f"{user}/", f"collection:{user}/")
+    named = "instr(coalesce(endpoint, '') || coalesce(settings, ''), ?)"
+    rows = db.execute(f"SELECT id, endpoint, settings FROM queries WHERE {named}", (f"{user}/",))  # noqa: S608
+    for identifier, endpoint, encoded in rows.fetchall():
+        settings = None if encoded is None else msgspec.json.decode(encoded)
+        if isinstance(settings, dict) and settings.get("sources"):
+            settings["sources"] = [one for one in settings["sources"] if not one.startswith(begins)]
+        kept = None if (endpoint or "").startswith(begins) else endpoint
+        db.execute(
+            "UPDATE queries SET endpoint = ?, settings = ? WHERE id = ?",
+            (kept, settings and as_json(settings), identifier),
+        )
 
 
 def _day(moment: float) -> int:
