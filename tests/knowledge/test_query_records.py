@@ -281,8 +281,10 @@ def test_an_entry_of_the_version_before_recorded_turns_rests_on_all_turns_before
 def test_an_answer_that_rests_on_an_erased_document_is_erased_also_if_the_turn_that_found_it_is_forgotten(
     database: Database,
 ) -> None:
-    later = msgspec.structs.replace(asked("alice"), conversation="talk", earlier=frozenset({FoundAt("gone", "chunk")}))
+    later = msgspec.structs.replace(asked("alice"), conversation="talk")
     record(database, later, asked("alice"))
+    rests = "UPDATE queries SET earlier_passages = ? WHERE id = ?"  # as it was recorded while there was the document
+    database.writing(lambda db: db.execute(rests, ('{"gone": ["chunk"]}', later.id)))
     assert database.writing(lambda db: queries.erase(db, Erased(documents=("gone",)))) == 1
     found = database.reading(lambda db: logged_queries.detail(db, ALICE, later.id))
     assert found is not None

@@ -10,7 +10,7 @@ const found = {};
 
 found.models = [];
 for await (const one of client.models.list()) found.models.push(one.id);
-found.model = await client.models.retrieve("collection:/a/b shop");
+found.model = await client.models.retrieve("collection:/a%2Fb shop");
 found.chat = await client.chat.completions.create({ model: "collection:shop", messages });
 
 const stream = await client.chat.completions.create({

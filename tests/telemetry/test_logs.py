@@ -207,7 +207,7 @@ async def test_each_failed_source_is_logged(serve: Serve, space: Space, log: Log
         "alice/rate-limited": ("rate_limited", "warning"),
     }
     slow = next(line for line in log.of("data_source_query_completed") if line["path"] == "alice/hang")
-    assert slow["latency_ms"] >= 100
+    assert 0 < slow["latency_ms"] < 5_000
     assert log.of("chat_request_completed")[0]["status"] == "success"
 
 

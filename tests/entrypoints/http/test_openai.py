@@ -268,7 +268,7 @@ async def test_hostile_requests_are_refused_in_openais_form(shelf: Library) -> N
 async def test_models_are_what_the_caller_may_ask(shelf: Library, client: AsyncOpenAI) -> None:
     listed = [one.id async for one in client.models.list()]
     assert listed == [
-        *("all", "collection:shop", "collection:/a/b shop", "collection:secret"),
+        *("all", "collection:shop", "collection:/a%2Fb shop", "collection:secret"),
         *(
             "source:wiki",
             "model:extractive",
@@ -297,7 +297,7 @@ async def test_a_forbidden_collection_is_neither_listed_nor_answered(shelf: Libr
         assert "4711" in (answered.choices[0].message.content or "")
     async with connected(shelf, "bob") as bob:
         listed = [one.id async for one in bob.models.list()]
-        assert listed == ["all", "collection:shop", "collection:/a/b shop", "model:extractive", EMBEDDER]
+        assert listed == ["all", "collection:shop", "collection:/a%2Fb shop", "model:extractive", EMBEDDER]
         for name in ("collection:secret", "secret", "source:wiki", "model:writer"):
             with pytest.raises(NotFoundError) as caught:
                 await bob.models.retrieve(name)
@@ -544,8 +544,8 @@ async def printed_by(*command: str | Path, folder: Path | None = None) -> str:
 async def test_npms_client_asks_streams_and_embeds(shelf: Library) -> None:
     arguments = (str(PACKAGES), f"{shelf.server.url}/v1", shelf.secrets["bob"], EMBEDDER)
     found = json.loads(await printed_by(NODE, HERE / "openai_client.mjs", *arguments))
-    assert found["models"] == ["all", "collection:shop", "collection:/a/b shop", "model:extractive", EMBEDDER]
-    assert found["model"]["id"] == "collection:/a/b shop"
+    assert found["models"] == ["all", "collection:shop", "collection:/a%2Fb shop", "model:extractive", EMBEDDER]
+    assert found["model"]["id"] == "collection:/a%2Fb shop"
     assert found["chat"]["choices"][0]["message"]["content"] == ANSWER
     chunks = found["chunks"]
     assert "".join(one["choices"][0]["delta"].get("content", "") for one in chunks[:-1]) == ANSWER
