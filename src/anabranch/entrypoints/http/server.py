@@ -106,6 +106,7 @@ class HeadCapped(AbortsStalled, HttpToolsProtocol):
     max_waiting = 32
     head_s = 30.0
     refusal_s = 1.0
+    max_refused = 64
     # Without a request in progress, the connection is aborted then. One timer for all requests looks at it.
     _due = 0.0
     _timer: asyncio.TimerHandle | None = None
@@ -126,20 +127,28 @@ class HeadCapped(AbortsStalled, HttpToolsProtocol):
                 place.take()
                 self.place = place
             except AnabranchError as error:
-                self._refuse(error)
+                self._refuse(error, connections)
 
     def is_idle(self) -> bool:
         """Whether no request is in progress. A head that has not arrived is none."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
 
-    def _refuse(self, error: AnabranchError) -> None:
-        """Sends the error, and gives the client a moment to read it."""
+    def _refuse(self, error: AnabranchError, connections: OpenConnections) -> None:
+        """Sends the error, and gives the client a moment to read it. In a flood there are too few files for that."""
         self._is_refused = True
+        if connections.refused >= self.max_refused:
+            self.transport.abort()
+            return
+        connections.refused += 1
         self.transport.write(refused_connection(error))
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(self.refusal_s, self.transport.abort)
+        self.loop.call_later(self.refusal_s, self._end_refusal, connections)
+
+    def _end_refusal(self, connections: OpenConnections) -> None:
+        connections.refused -= 1
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_timer()
