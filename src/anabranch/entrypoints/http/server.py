@@ -90,7 +90,7 @@ class QueueingFlow(FlowControl):
         self._waiting = waiting
 
     def resume_reading(self) -> None:
-        if not self._waiting:
+        if self.read_paused and not self._waiting:
             super().resume_reading()
 
 
