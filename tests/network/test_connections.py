@@ -1,5 +1,7 @@
 """The outbound HTTP client with a resolver that returns changing and private addresses."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from ipaddress import ip_network
 
@@ -30,6 +32,20 @@ async def fetched(outbound: AiohttpOutbound, url: str, *, operator: bool = False
     async with outbound.request("POST", url, headers={}, body=b"{}", operator=operator) as exchange:
         await exchange.read()
         return exchange.status
+
+
+async def test_requests_beyond_the_limit_on_connections_wait(canary: Canary) -> None:
+    outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=CAP, max_connections=2)
+    assert await asyncio.gather(*(fetched(outbound, canary.url, operator=True) for _ in range(10))) == [200] * 10
+    assert canary.accepted == 2
+    async with Canary(b"HTTP/1.1 200 X\r\nContent-Length: 9\r\n\r\n{") as endless, contextlib.AsyncExitStack() as held:
+        for _ in range(2):
+            await held.enter_async_context(outbound.request("POST", endless.url, headers={}, body=b"", operator=True))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await fetched(outbound, endless.url, operator=True)
+    assert await fetched(outbound, canary.url, operator=True) == 200
+    await outbound.close()
 
 
 async def test_the_address_that_was_checked_is_the_one_connected_to(canary: Canary, watch: Watch) -> None:

@@ -2,9 +2,11 @@
 
 import pytest
 
+from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import LimitReached, Overloaded
 from anabranch.domain.shares import Limit
 from anabranch.policies.connections import LOOKED_AT, OpenConnections
+from anabranch.policies.limits import connection_limit
 
 
 class Open:
@@ -39,6 +41,20 @@ def test_an_address_may_have_so_many_connections() -> None:
     found.add("203.0.113.8", Open())
     found.remove("203.0.113.7", first)
     found.add("203.0.113.7", Open())
+
+
+@pytest.mark.parametrize(("total", "files"), [(0, 16), (8, 1_024)])
+def test_an_address_may_have_half_of_all_connections(total: int, files: int) -> None:
+    found = OpenConnections(connection_limit(Settings(max_connections=total), files), lambda _: False)
+    opened(found, "203.0.113.7", 4, idle=False)
+    with pytest.raises(LimitReached, match=r"limit of 4 connections at once \(half of AGGREGATOR_MAX_CONNECTIONS\)"):
+        found.add("203.0.113.7", Open())
+    opened(found, "203.0.113.8", 4, idle=False)
+
+
+def test_an_address_without_a_limit_may_have_all_connections() -> None:
+    found = OpenConnections(connection_limit(Settings(caller_connections=0), 16), lambda _: False)
+    opened(found, "203.0.113.7", 8, idle=False)
 
 
 def test_a_block_of_ipv6_addresses_is_one_address() -> None:

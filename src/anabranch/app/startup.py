@@ -10,6 +10,7 @@ from anabranch.domain.contracts import Exchange
 from anabranch.models.factory import check_evidence
 from anabranch.network import redaction
 from anabranch.network.addresses import AddressGuard
+from anabranch.policies.connections import max_open_files
 from anabranch.telemetry.endpoint_history import EndpointHistory
 from anabranch.telemetry.log import Log
 from anabranch.telemetry.metrics import CombinedTelemetry, Metrics
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from anabranch.network.outbound import AiohttpOutbound
 
 COLLECTOR_REPLY_BYTES = 64 * 1024
+# Each of the client's three pools may have this part of the files; half of them are for incoming connections.
+POOL_SHARE = 8
 
 
 class LazyOutbound:
@@ -55,6 +58,7 @@ async def outbound_for(settings: Settings, max_reply_bytes: int | None = None) -
         guard=AddressGuard(settings.allowed_networks),
         allowed_origins=settings.allowed_origins,
         max_reply_bytes=settings.max_reply_bytes if max_reply_bytes is None else max_reply_bytes,
+        max_connections=max_open_files() // POOL_SHARE,
     )
     redaction.learn(opened, secrets_of(settings))
     try:

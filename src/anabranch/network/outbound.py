@@ -66,7 +66,8 @@ class GuardedResolver(AbstractResolver):
 
 class AiohttpOutbound:
     """Outbound over aiohttp. One pool for origins that the operator named, and two that are guarded: with and without
-    the private addresses on the allow-list. So no caller can use a connection that it could not have opened."""
+    the private addresses on the allow-list. So no caller can use a connection that it could not have opened. Where a
+    pool has `max_connections` in use (0: no limit), further requests wait for one."""
 
     def __init__(
         self,
@@ -74,13 +75,14 @@ class AiohttpOutbound:
         guard: AddressGuard,
         allowed_origins: Iterable[str] = (),
         max_reply_bytes: int,
+        max_connections: int = 0,
         resolver: Callable[[], AbstractResolver] = aiohttp.AsyncResolver,
     ) -> None:
         self._allowed_origins = frozenset(allowed_origins)
         self._max_reply_bytes = max_reply_bytes
-        self._public = _guarded(AddressGuard(), resolver())
-        self._allowed = _guarded(guard, resolver())
-        self._open = _session(Connector(limit=0, keepalive_timeout=IDLE_S, resolver=resolver()))
+        self._public = _guarded(AddressGuard(), resolver(), max_connections)
+        self._allowed = _guarded(guard, resolver(), max_connections)
+        self._open = _session(Connector(limit=max_connections, keepalive_timeout=IDLE_S, resolver=resolver()))
 
     async def close(self) -> None:
         for session in (self._public, self._allowed, self._open):
@@ -201,7 +203,7 @@ class AiohttpExchange:
         )
 
 
-def _guarded(guard: AddressGuard, resolver: AbstractResolver) -> aiohttp.ClientSession:
+def _guarded(guard: AddressGuard, resolver: AbstractResolver, max_connections: int) -> aiohttp.ClientSession:
     def checked(info: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
         """Checks the address itself before the connection, for names and literal addresses alike."""
         family, kind, protocol, _, address = info
@@ -210,7 +212,9 @@ def _guarded(guard: AddressGuard, resolver: AbstractResolver) -> aiohttp.ClientS
         return socket.socket(family=family, type=kind, proto=protocol)
 
     resolver = GuardedResolver(guard, resolver)
-    return _session(Connector(limit=0, keepalive_timeout=IDLE_S, resolver=resolver, socket_factory=checked))
+    return _session(
+        Connector(limit=max_connections, keepalive_timeout=IDLE_S, resolver=resolver, socket_factory=checked)
+    )
 
 
 def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:

@@ -36,6 +36,8 @@ class OpenConnections:
         # By block of addresses, the oldest first.
         self._blocks: dict[str, dict[Connection, None]] = {}
         self.count = 0
+        # Connections that may not stay, and are open until their clients have had time to read why.
+        self.refused = 0
 
     def add(self, address: str, connection: Connection) -> None:
         """Count a new connection; LimitReached or Overloaded if it may not stay."""

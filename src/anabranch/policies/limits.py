@@ -24,13 +24,17 @@ def limits_of(settings: Settings) -> dict[str, Limit]:
 
 
 def connection_limit(settings: Settings, most_files: int) -> Limit:
-    """What each address, and all together, may have of connections. Half of the files are left for what they cause."""
+    """What each address, and all together, may have of connections. Half of the files are left for what they cause,
+    and half of the connections for other addresses."""
+    total = settings.max_connections or most_files // 2
+    half, each = max(1, total // 2), settings.caller_connections or math.inf
+    is_capped = half < each < math.inf
     return Limit(
         name="connections",
         description="connections at once",
-        each=settings.caller_connections or math.inf,
-        total=settings.max_connections or most_files // 2,
-        setting=f"{PREFIX}CALLER_CONNECTIONS",
+        each=half if is_capped else each,
+        total=total,
+        setting=f"half of {PREFIX}MAX_CONNECTIONS" if is_capped else f"{PREFIX}CALLER_CONNECTIONS",
         total_setting=f"{PREFIX}MAX_CONNECTIONS",
     )
 

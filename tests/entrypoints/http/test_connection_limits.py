@@ -90,6 +90,20 @@ async def test_a_client_with_too_many_connections_is_refused_with_429() -> None:
         assert "your limit of 2 connections at once (AGGREGATOR_CALLER_CONNECTIONS)" in said["message"]
 
 
+async def test_in_a_flood_of_connections_few_are_told_why_they_are_refused() -> None:
+    class Flooded(OfOneAddress):
+        counted = OpenConnections(TWO, lambda _: False)
+        max_refused = 1
+        refusal_s = 10.0
+
+    async with clients(Flooded) as found:
+        for _ in range(2):
+            await found.sends(b"")
+        assert b"429" in await replied(await found.sends(b""))
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await replied(await found.sends(b""))
+
+
 async def test_a_websocket_has_the_place_of_its_connection_until_it_ends() -> None:
     async with clients(max_connections=2) as found:
         assert (await begin(found.server, "step"))[0] == 201

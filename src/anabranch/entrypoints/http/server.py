@@ -7,10 +7,12 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sized
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.supervisors import Multiprocess
@@ -80,20 +82,44 @@ class AbortsStalled(asyncio.Protocol):
             self._stall_timer.cancel()
 
 
+class QueueingFlow(FlowControl):
+    """Reads no further requests of a connection while earlier ones of it wait."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self._waiting:
+            super().resume_reading()
+
+
+class TooManyRequests(Exception):
+    """Raised inside the parser, so that it reads no further requests."""
+
+
 class HeadCapped(AbortsStalled, HttpToolsProtocol):
-    """uvicorn's HTTP protocol with limits on the size and time of a request's head; the parser has none. What is over
-    the limits on connections is refused before its request."""
+    """uvicorn's HTTP protocol with limits on the size and time of a request's head and trailers, and on the requests
+    that arrive together; the parser has none. What is over the limits on connections is refused before its request."""
 
     max_head_bytes = 64 * 1024
+    max_waiting = 32
     head_s = 30.0
     refusal_s = 1.0
-    _head_timer: asyncio.TimerHandle | None = None
+    max_refused = 64
+    # Without a request in progress, the connection is aborted then. One timer for all requests looks at it.
+    _due = 0.0
+    _timer: asyncio.TimerHandle | None = None
+    # Of a head or trailers, without the read in which they began.
     _head_bytes = 0
+    _is_in_head = True
     _is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
-        self._head_begins()
+        self.flow = QueueingFlow(self.transport, self.pipeline)
+        self._due = self.loop.time() + self.head_s
+        self._timer = self.loop.call_at(self._due, self._abort_when_due)
         connections = self.app_state.get(CONNECTIONS)
         if connections is not None:
             place = CountedConnection(self.transport, connections)
@@ -101,51 +127,90 @@ class HeadCapped(AbortsStalled, HttpToolsProtocol):
                 place.take()
                 self.place = place
             except AnabranchError as error:
-                self._refuse(error)
+                self._refuse(error, connections)
 
     def is_idle(self) -> bool:
         """Whether no request is in progress. A head that has not arrived is none."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
 
-    def _refuse(self, error: AnabranchError) -> None:
-        """Sends the error, and gives the client a moment to read it."""
+    def _refuse(self, error: AnabranchError, connections: OpenConnections) -> None:
+        """Sends the error, and gives the client a moment to read it. In a flood there are too few files for that."""
         self._is_refused = True
+        if connections.refused >= self.max_refused:
+            self.transport.abort()
+            return
+        connections.refused += 1
         self.transport.write(refused_connection(error))
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(self.refusal_s, self.transport.abort)
+        self.loop.call_later(self.refusal_s, self._end_refusal, connections)
+
+    def _end_refusal(self, connections: OpenConnections) -> None:
+        connections.refused -= 1
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_over()
+        self._end_timer()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        self._head_begins()
+        self._due = self.loop.time() + self.head_s
+        self._is_in_head = True
+        self._head_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head_is_over()
+        self._is_in_head = False
         super().on_headers_complete()
+        if len(self.pipeline) > self.max_waiting:
+            self.transport.abort()
+            raise TooManyRequests
+
+    def on_chunk_header(self) -> None:
+        """After the last chunk, which has no body, trailers follow."""
+        self._is_in_head = True
+        self._head_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._is_in_head = False
+        super().on_body(body)
+
+    def on_chunk_complete(self) -> None:
+        self._is_in_head = False
+
+    def on_response_complete(self) -> None:
+        self._due = self.loop.time() + self.head_s
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_timer is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > self.max_head_bytes:
-                self.transport.abort()
+        if self._is_in_head and self._head_bytes > self.max_head_bytes:
+            self.transport.abort()
 
-    def _head_begins(self) -> None:
-        self._head_is_over()
-        self._head_timer = self.loop.call_later(self.head_s, self.transport.abort)
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
 
-    def _head_is_over(self) -> None:
-        self._head_bytes = 0
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def handle_websocket_upgrade(self) -> None:
+        self._end_timer()
+        super().handle_websocket_upgrade()
+
+    def _abort_when_due(self) -> None:
+        now = self.loop.time()
+        if self.is_idle() and now >= self._due:
+            self.transport.abort()
+        else:
+            due = self._due if self._due > now else now + self.head_s
+            self._timer = self.loop.call_at(due, self._abort_when_due)
+
+    def _end_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Socket(AbortsStalled, WebSocketsSansIOProtocol):
