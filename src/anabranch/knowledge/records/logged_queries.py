@@ -210,8 +210,8 @@ def _all_stored(db: sqlite3.Connection, passages: Collection[FoundAt]) -> bool:
 
 ENTRY = (
     "SELECT queries.rowid AS key, id, user, conversation, {original}, rewritten, variants, filters, top_k, "
-    "retrieval_ms, latency_ms, queries.created_at, surface, settings, outcome, shared, {answer} refused, model, input_tokens, output_tokens, faithfulness, "
-    "relevance, feedback, comment, rated_us, verdicts FROM queries "
+    "retrieval_ms, latency_ms, queries.created_at, surface, settings, outcome, shared, {answer} refused, model, "
+    "input_tokens, output_tokens, faithfulness, relevance, feedback, comment, rated_us, verdicts FROM queries "
     "LEFT JOIN responses ON responses.query = queries.id WHERE "
 )
 DETAIL = ENTRY.format(original="original", answer="answer,")
