@@ -3,11 +3,12 @@ renders whatever goes wrong in the operation's dialect. Reads a body within a li
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -554,10 +555,13 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 def is_deeper(value: Any, levels: int) -> bool:
     """Whether a JSON value is nested deeper than that."""
+    return next(islice(levels_of(value), levels + 1, None), None) is not None
+
+
+def levels_of(value: Any) -> Iterator[list[Any]]:
+    """The values at each level of nesting of a JSON value; at the first, it is the only one."""
     level = [value]
-    for _ in range(levels + 1):
+    while level:
+        yield level
         containers = [one for one in level if isinstance(one, Mapping | list)]
         level = [inner for one in containers for inner in (one.values() if isinstance(one, Mapping) else one)]
-        if not level:
-            return False
-    return True
