@@ -25,6 +25,7 @@ CHAT_SURFACE = "chat"
 LOOK_EVERY_S = 1.0
 # Of an entry with more, the beginning is kept. (A turn of a conversation may have as much on every API that has them.)
 MAX_TEXT = 100_000
+MAX_PATH = 500
 MAX_CITATIONS = 1_000
 MAX_SENTENCES = 2_000
 # What may wait to be written, in characters: of one user, and of all.
@@ -202,7 +203,7 @@ class Logged:
             answer=_beginning(answer.text) if keeps_text else "",
             refused=answer.refused,
             outcome="refused" if answer.refused else "answered",
-            model=answer.model,
+            model=None if answer.model is None else answer.model[:MAX_PATH],
             found=tuple(_as_found(one) for reply in answer.replies for one in reply.passages) if keeps_text else (),
             quotes=_quotes(answer) if keeps_text else (),
             input_tokens=usage.prompt_tokens,
@@ -229,8 +230,8 @@ def settings_of(question: Question) -> dict[str, Any]:
     return {
         "profile": question.profile.name,
         "until": question.until,
-        "sources": [source.path for source in question.sources],
-        "model": question.model.path if question.model is not None else None,
+        "sources": [source.path[:MAX_PATH] for source in question.sources],
+        "model": question.model.path[:MAX_PATH] if question.model is not None else None,
         "similarity_threshold": question.similarity_threshold,
         "max_tokens": question.max_tokens,
         "temperature": question.temperature,

@@ -170,7 +170,7 @@ class Call(Generic[T]):
         bytes count until the call ends."""
         declared, size, more = self._declared_bytes(), 0, True
         if declared > max_bytes:
-            raise _too_large(max_bytes)
+            raise self._too_large(max_bytes)
         if declared <= PIECE_BYTES:
             uploading = counted = None
         else:
@@ -179,7 +179,7 @@ class Call(Generic[T]):
             part, more = await self._next_part()
             size += len(part)
             if size > max_bytes:
-                raise _too_large(max_bytes)
+                raise self._too_large(max_bytes)
             if more and counted is None:  # one that does not say how large it is
                 uploading, counted = await self.hold("uploads"), await self.hold("upload_bytes", len(part))
             elif counted is not None and size > counted.units:
@@ -187,6 +187,12 @@ class Call(Generic[T]):
             yield part
         if uploading is not None:
             uploading.leave()
+
+    def _too_large(self, max_bytes: int) -> RequestTooLarge:
+        settings = "AGGREGATOR_MAX_REQUEST_BYTES; for documents AGGREGATOR_MAX_DOCUMENT_BYTES"
+        fixed = self.operation is not None and self.operation.max_request_bytes == max_bytes
+        why = "" if fixed else f" ({settings})"
+        return RequestTooLarge(f"The request is larger than {max_bytes:,} bytes{why}.", limit=max_bytes)
 
     async def _next_part(self) -> tuple[bytes, bool]:
         """What has arrived of the body, and whether more will."""
@@ -486,14 +492,6 @@ def _refusing_as_http(send: Send, scope: Scope) -> Send:
                 await send({"type": "websocket.close", "code": 1008, "reason": ""})
 
     return answer
-
-
-def _too_large(max_bytes: int) -> RequestTooLarge:
-    return RequestTooLarge(
-        f"The request is larger than {max_bytes:,} bytes (AGGREGATOR_MAX_REQUEST_BYTES; for documents "
-        "AGGREGATOR_MAX_DOCUMENT_BYTES).",
-        limit=max_bytes,
-    )
 
 
 async def while_connected(call: Call[Any], work: Coroutine[Any, Any, T]) -> T:
