@@ -256,6 +256,21 @@ async def test_lists_have_the_beginning_of_long_questions_and_pages_are_limited_
     assert sum(sizes) == 121
 
 
+async def test_collections_are_searched_for_the_beginning_of_a_long_question(shelf: Library) -> None:
+    """The time of a search must not grow with documents that a client puts into its question."""
+    uma = person(shelf, "uma")
+    source = [{"slug": "collection:alice/travel", "url": ""}]
+    beginning = "Which bridge is closed? " + "word " * 5_000
+    for end in ("", "When does the ferry to Texel leave?" * 100):
+        asked = {"prompt": beginning + end, "data_sources": source, "retrieval_only": True, "similarity_threshold": 0}
+        await shelf.good("POST", "/api/v1/chat", asked, who=uma)
+    with_end, without = [
+        await shelf.good("GET", f"/v1/queries/{one['id']}", who=uma) for one in await listed(shelf, uma)
+    ]
+    assert len(without["passages"]) == 2
+    assert with_end["passages"] == without["passages"]
+
+
 async def test_questions_are_filtered(shelf: Library) -> None:
     mia = person(shelf, "mia")
     ferry = await shelf.ask("When does the ferry leave?", who=mia, conversation_id="sea", collections=["travel"])
