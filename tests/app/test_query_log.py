@@ -65,7 +65,7 @@ async def test_records_that_cannot_be_written_are_a_warning_and_no_bug(folder: P
         with closing(sqlite3.connect(folder / NAME)) as db:
             db.execute("DROP TABLE queries")
         query = QueryRecord(id="q", user="alice", original="Why?", top_k=5, collections=())
-        ab.query_log.write(ab.query_log.record(query, Question(text="Why?"), ab.context()), ab.context())
+        ab.query_log.write(query, Question(text="Why?"), ab.context())
         await ab.query_log.settled()
     assert [signal.reason for signal in recorder.signals if isinstance(signal, QuestionNotRecorded)] == [
         "The records cannot be written (no such table: queries)."
@@ -195,3 +195,31 @@ async def test_a_data_folder_of_the_first_release_is_read_and_logged_into(space:
     async with running(settings(tmp_path)) as server:
         await server.chat(**chat(space))
     assert [(row["original"], row["surface"]) for row in recorded(tmp_path)] == [("Before?", None), ("", "chat")]
+
+
+async def test_the_query_log_keeps_the_beginning_of_long_questions_and_answers(space: Space, folder: Path) -> None:
+    space.model("verbose", reply="Because. " * 20_000)
+    async with Anabranch.open(settings=settings(folder), log_queries=True) as anabranch:
+        await anabranch.ask("Why? " * 40_000, sources=[f"{space.url}/docs"], model=f"{space.url}/verbose", verify=False)
+    (row,) = recorded(folder)
+    assert row["original"].endswith("Why?  … [the query log keeps 100,000 of 200,000 characters]")
+    assert row["answer"].startswith("Because. Because. ")
+    assert row["answer"].endswith(" … [the query log keeps 100,000 of 180,000 characters]")
+    assert len(row["original"]) + len(row["answer"]) < 2 * 100_100
+
+
+async def test_questions_that_do_not_fit_into_the_queue_of_the_query_log_are_not_recorded(folder: Path) -> None:
+    """Each caller has a part of it; answers never wait for it."""
+    recorder = Recorder()
+    async with Anabranch.open(settings=settings(folder), telemetry=recorder) as ab:
+        for number in range(60):
+            query = QueryRecord(id=f"a{number}", user="alice", original="x" * 100_000, top_k=5, collections=())
+            ab.query_log.write(query, Question(text="Why?"), ab.context())
+        query = QueryRecord(id="b", user="bob", original="Why?", top_k=5, collections=())
+        ab.query_log.write(query, Question(text="Why?"), ab.context())
+        await ab.query_log.settled()
+        query = QueryRecord(id="later", user="alice", original="Why?", top_k=5, collections=())
+        ab.query_log.write(query, Question(text="Why?"), ab.context())
+    assert [row["id"] for row in recorded(folder)] == [*(f"a{number}" for number in range(39)), "b", "later"]
+    reasons = [signal.reason for signal in recorder.signals if isinstance(signal, QuestionNotRecorded)]
+    assert reasons == ["Too much of the query log waits to be written"] * 21

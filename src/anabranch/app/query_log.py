@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +11,7 @@ from anabranch.app.endpoint_resolver import EXTRACTIVE
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.domain.contracts import Answerer, Emit, Telemetry
 from anabranch.domain.errors import AnabranchError, Cancelled, Conflict, InternalError, NotFound
-from anabranch.domain.model import Answer, Context, Ground, Question, Until, Usage, Value
+from anabranch.domain.model import Answer, Context, Ground, Passage, Question, Until, Usage, Value
 from anabranch.domain.sentences import sentence_views
 from anabranch.domain.signals import AnswerRated, QuestionNotRecorded
 from anabranch.knowledge.model import EVERYTHING, Caller, Rating
@@ -23,6 +23,17 @@ if TYPE_CHECKING:  # it loads numpy
 
 CHAT_SURFACE = "chat"
 LOOK_EVERY_S = 1.0
+# Of an entry with more, the beginning is kept. (A turn of a conversation may have as much on every API that has them.)
+MAX_TEXT = 100_000
+MAX_PATH = 500
+MAX_CITATIONS = 1_000
+MAX_SENTENCES = 2_000
+# What may wait to be written, in characters: of one user, and of all.
+MAX_WAITING_OF_USER = 4_000_000
+MAX_WAITING = 16_000_000
+ENTRY_SIZE = 2_000
+SENTENCE_SIZE = 200
+TOO_MANY = "Too much of the query log waits to be written"
 OFF = "Questions are not kept here (AGGREGATOR_QUERY_LOG_DAYS is 0)"
 
 
@@ -41,6 +52,7 @@ class LogEntry(Value):
 
 class QueryLog:
     """Writes records in the background, in the order in which the questions end, into the data folder if there is one.
+    What no longer fits into the queue is not recorded: answers do not wait for it.
     If it is not `enabled`, only payments are recorded, without the question and the answer, and, if it is `counting`,
     the number of questions to each collection."""
 
@@ -51,7 +63,9 @@ class QueryLog:
         self._next_look = 0.0
         self._knowledge = knowledge
         self._telemetry = telemetry
-        self._writes: set[asyncio.Task[None]] = set()
+        self._writes: dict[asyncio.Task[None], str] = {}
+        self._waiting = Counter[str]()
+        self._all_waiting = 0
 
     @property
     def active(self) -> bool:
@@ -71,34 +85,52 @@ class QueryLog:
             return Logged(inner, self, entry or LogEntry())
         return inner
 
-    def write(self, record: Coroutine[Any, Any, None], context: Context) -> None:
+    def write(self, record: queries.QueryRecord, question: Question, context: Context) -> None:
+        user, size = record.user, _size(record)
+        if self._waiting[user] + size > MAX_WAITING_OF_USER or self._all_waiting + size > MAX_WAITING:
+            self._telemetry.noted(QuestionNotRecorded(reason=TOO_MANY))
+            return
+
         def done(task: asyncio.Task[None]) -> None:
-            self._writes.discard(task)
+            del self._writes[task]
+            self._hold(user, -size)
             error = None if task.cancelled() else task.exception()
             if isinstance(error, StoreFailed):
                 self._telemetry.noted(QuestionNotRecorded(reason=error.message))
             elif error is not None:
                 self._telemetry.crashed(error, context)
 
-        task = asyncio.create_task(record)
-        self._writes.add(task)
+        # What waits keeps neither a long question nor the tokens of its request.
+        context = msgspec.structs.replace(context, tokens={}, transactions={})
+        task = asyncio.create_task(self.record(record, _named(question), context))
+        self._writes[task] = user
+        self._hold(user, size)
         task.add_done_callback(done)
 
-    async def settled(self) -> None:
-        """Wait until every question that has ended is recorded, or has failed to be."""
-        if self._writes:
-            await asyncio.wait(set(self._writes))
+    def _hold(self, user: str, size: int) -> None:
+        self._all_waiting += size
+        self._waiting[user] += size
+        if not self._waiting[user]:
+            del self._waiting[user]
 
-    async def record(self, record: queries.QueryRecord, question: Question, context: Context) -> None:
+    async def settled(self, caller: Caller | None = None) -> None:
+        """Wait until every question that has ended is recorded, or has failed to be; with a caller who is no operator,
+        each of its own."""
+        mine = None if caller is None or caller.operator else queries.asker(caller)
+        if writes := [task for task, user in self._writes.items() if mine in (None, user)]:
+            await asyncio.wait(writes)
+
+    async def record(self, record: queries.QueryRecord, named: tuple[str, ...] | None, context: Context) -> None:
+        """Record a question to the collections of these names; None: to all that its caller may see."""
         knowledge = await self._knowledge()
         if record.collections is None:
-            keys = await _searched(knowledge, question, Caller.of(context))
+            keys = await _searched(knowledge, named, Caller.of(context))
             record = msgspec.structs.replace(record, collections=keys)
         await knowledge.record(record)
 
     async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> bool:
         """Record feedback on a question of the caller's own; False if there is none of that id."""
-        await self.settled()  # the question may have been answered just now
+        await self.settled(caller)  # the question may have been answered just now
         rated = await (await self._knowledge()).rate(caller, query, rating, comment)
         if rated is not None and rated.first:
             self._telemetry.noted(AnswerRated(surface=rated.surface or "other", rating=rating))
@@ -125,9 +157,9 @@ class Logged:
             return answer
         record = self._record(question, context, answer)
         if self._entry.transaction is not None:
-            await self._log.record(record, question, context)
+            await self._log.record(record, _named(question), context)
         else:
-            self._log.write(self._log.record(record, question, context), context)
+            self._log.write(record, question, context)
         return answer
 
     def _failed(self, outcome: str, question: Question, context: Context, time_ms: int) -> None:
@@ -136,14 +168,14 @@ class Logged:
             record = msgspec.structs.replace(
                 self._asked(question, context), outcome=outcome, transaction_token=None, latency_ms=time_ms
             )
-            self._log.write(self._log.record(record, question, context), context)
+            self._log.write(record, question, context)
 
     def _asked(self, question: Question, context: Context) -> queries.QueryRecord:
         entry = self._entry
         return queries.QueryRecord(
             id=entry.query_id,
             user=queries.asker(Caller.of(context)),
-            original=question.text if self._keeps_text(context) else "",
+            original=_beginning(question.text) if self._keeps_text(context) else "",
             collections=entry.collections,
             top_k=question.top_k,
             conversation=entry.conversation,
@@ -168,11 +200,11 @@ class Logged:
         return msgspec.structs.replace(
             asked,
             settings={**asked.settings, **_fallback(answer), **_support(answer)},
-            answer=answer.text if keeps_text else "",
+            answer=_beginning(answer.text) if keeps_text else "",
             refused=answer.refused,
             outcome="refused" if answer.refused else "answered",
-            model=answer.model,
-            found=tuple(one for reply in answer.replies for one in reply.passages) if keeps_text else (),
+            model=None if answer.model is None else answer.model[:MAX_PATH],
+            found=tuple(_as_found(one) for reply in answer.replies for one in reply.passages) if keeps_text else (),
             quotes=_quotes(answer) if keeps_text else (),
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
@@ -183,7 +215,7 @@ class Logged:
             # Quoted sentences are faithful, also if they were not checked.
             faithfulness=1.0 if verbatim and question.until is Until.GENERATE else answer.faithfulness,
             verdicts=answer.verdicts if answer.sentences else None,
-            sentences=sentence_views(answer) if keeps_text else (),
+            sentences=sentence_views(answer) if keeps_text and _keeps_sentences(answer) else (),
             relevance=sum(scores) / len(scores) if scores else None,
         )
 
@@ -198,8 +230,8 @@ def settings_of(question: Question) -> dict[str, Any]:
     return {
         "profile": question.profile.name,
         "until": question.until,
-        "sources": [source.path for source in question.sources],
-        "model": question.model.path if question.model is not None else None,
+        "sources": [source.path[:MAX_PATH] for source in question.sources],
+        "model": question.model.path[:MAX_PATH] if question.model is not None else None,
         "similarity_threshold": question.similarity_threshold,
         "max_tokens": question.max_tokens,
         "temperature": question.temperature,
@@ -223,8 +255,30 @@ def _support(answer: Answer) -> dict[str, float]:
     return {} if answer.support is None else {"support": answer.support}
 
 
+def _beginning(text: str) -> str:
+    """The text, or the beginning of a long one with a note of its length."""
+    if len(text) <= MAX_TEXT:
+        return text
+    return f"{text[:MAX_TEXT]} … [the query log keeps {MAX_TEXT:,} of {len(text):,} characters]"
+
+
+def _keeps_sentences(answer: Answer) -> bool:
+    return len(answer.sentences) <= MAX_SENTENCES and len(answer.text) <= MAX_TEXT
+
+
+def _as_found(passage: Passage) -> Passage:
+    """What an entry keeps of a passage that was found; its text is in the records, or not ours."""
+    return msgspec.structs.replace(passage, text="", also_in=(), suspected_instructions=())
+
+
+def _size(record: queries.QueryRecord) -> int:
+    """About how many characters an entry holds until it is written."""
+    texts = (record.original, record.answer or "", *(one.quoted_text for one in record.quotes))
+    return ENTRY_SIZE + sum(map(len, texts)) + SENTENCE_SIZE * (len(record.sentences) + len(record.found))
+
+
 def _quotes(answer: Answer) -> tuple[queries.LoggedCitation, ...]:
-    cited = ((one, answer.passages[one.passage]) for one in answer.citations)
+    cited = ((one, answer.passages[one.passage]) for one in answer.citations[:MAX_CITATIONS])
     return tuple(
         queries.LoggedCitation(
             citation_index=one.passage + 1,
@@ -251,14 +305,15 @@ def _searches(question: Question, entry: LogEntry | None) -> bool:
     return bool(keys) or (keys is None and any(source.kind == "collection" for source in question.sources))
 
 
-async def _searched(knowledge: "Knowledge", question: Question, caller: Caller) -> tuple[int, ...]:
-    """The keys of the collections that a question went to."""
-    names = [source.slug for source in question.sources if source.kind == "collection"]
-    if EVERYTHING in names:
-        named = question.filters.collections
-    elif names:
-        named = tuple(names)
-    else:
+def _named(question: Question) -> tuple[str, ...] | None:
+    """The names of the collections that a question went to; None: all that its caller may see."""
+    names = tuple(source.slug for source in question.sources if source.kind == "collection")
+    return question.filters.collections if EVERYTHING in names else names
+
+
+async def _searched(knowledge: "Knowledge", named: tuple[str, ...] | None, caller: Caller) -> tuple[int, ...]:
+    """The keys of these collections."""
+    if named == ():
         return ()
     try:
         return tuple(one.key for one in await knowledge.chosen(caller, named))

@@ -125,6 +125,10 @@ class SearchHits(NamedTuple):
     partial: bool = False
 
 
+# What is read of a question, in characters; more than the window of most embedders.
+MAX_TEXT = 20_000
+
+
 class Searcher:
     def __init__(
         self,
@@ -142,7 +146,8 @@ class Searcher:
 
     async def search(self, query: Query, caller: Caller, source: str | None) -> SearchHits:
         """The best passages that the caller may see, best first (or in MMR order), from one snapshot; without a
-        `source` each is named for its collection."""
+        `source` each is named for its collection. Of a long question the beginning is searched for."""
+        query = msgspec.structs.replace(query, text=query.text[:MAX_TEXT])
         texts = [query.text, *query.variants, *([query.hypothetical] if query.hypothetical else [])]
         embedded = await self._embedder.embed(texts)
         found = await self._run(

@@ -157,6 +157,8 @@ async def test_a_broken_form_is_400(shelf: Library, kind: str, body: bytes) -> N
         ({"documents": [{"source": {"type": "url", "content": "file:///etc/passwd"}}]}, "http"),
         ({"documents": [text("x", metadata=[1])]}, "metadata"),
         ({"documents": [text("x", metadata={"x": "y" * 70_000})]}, "larger than"),
+        ({"documents": [text("x", metadata={"x": [[]] * 99_999})]}, "documents[0].metadata is larger than 262,144"),
+        ({"documents": [text("x", metadata={"x": [[]] * 6_000})] * 20}, "documents[16].metadata has more than 100,000"),
         ({"documents": [text("x", permissions={"visibility": "no"})]}, "visibility"),
         ({"documents": [text("x", title="")]}, "title"),
         ({"documents": [text("x", id="i" * 501)]}, "id"),

@@ -229,6 +229,48 @@ async def test_pages_of_questions_follow_each_other_with_a_cursor_that_hides_cou
     assert again not in cursors, "a cursor is encrypted with a new nonce"
 
 
+async def test_lists_have_the_beginning_of_long_questions_and_pages_are_limited_in_bytes(shelf: Library) -> None:
+    zoe = person(shelf, "zoe")
+    question = "🚢" * 50_000 + " leaves?"
+    asked = await shelf.good("POST", "/api/v1/chat", {"prompt": question, "retrieval_only": True}, who=zoe)
+    assert asked
+    (entry,) = await listed(shelf, zoe)
+    assert entry["query"] == "🚢" * 10_000 + " …"
+    assert (await shelf.good("GET", f"/v1/queries/{entry['id']}", who=zoe))["query"] == question
+    with closing(sqlite3.connect(shelf.folder / NAME)) as db, db:
+        columns = [row[1] for row in db.execute("PRAGMA table_info(queries)") if row[1] != "id"]
+        copied = f"SELECT ? || number, {', '.join(columns)} FROM queries, numbers WHERE id = ?"
+        numbers = (
+            "WITH RECURSIVE numbers(number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 120)"
+        )
+        db.execute(f"INSERT INTO queries {numbers} {copied}", ("copy", entry["id"]))
+    sizes, after = [], ""
+    while True:
+        page = await shelf.call("GET", f"/v1/queries?limit=200{after}", who=zoe)
+        assert len(json.dumps(page.body, ensure_ascii=False).encode()) < 4_100_000
+        sizes.append(len(page.body["queries"]))
+        if not page.body["has_more"]:
+            break
+        after = f"&after={page.body['next']}"
+    assert len(sizes) == 2
+    assert sum(sizes) == 121
+
+
+async def test_collections_are_searched_for_the_beginning_of_a_long_question(shelf: Library) -> None:
+    """The time of a search must not grow with documents that a client puts into its question."""
+    uma = person(shelf, "uma")
+    source = [{"slug": "collection:alice/travel", "url": ""}]
+    beginning = "Which bridge is closed? " + "word " * 5_000
+    for end in ("", "When does the ferry to Texel leave?" * 100):
+        asked = {"prompt": beginning + end, "data_sources": source, "retrieval_only": True, "similarity_threshold": 0}
+        await shelf.good("POST", "/api/v1/chat", asked, who=uma)
+    with_end, without = [
+        await shelf.good("GET", f"/v1/queries/{one['id']}", who=uma) for one in await listed(shelf, uma)
+    ]
+    assert len(without["passages"]) == 2
+    assert with_end["passages"] == without["passages"]
+
+
 async def test_questions_are_filtered(shelf: Library) -> None:
     mia = person(shelf, "mia")
     ferry = await shelf.ask("When does the ferry leave?", who=mia, conversation_id="sea", collections=["travel"])

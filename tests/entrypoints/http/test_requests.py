@@ -22,6 +22,9 @@ from conftest import Server, ref
         ({"similarity_threshold": -1}, "similarity_threshold"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"data_sources": [{"url": "http://x", "slug": "s"}] * 11}, "names 11 sources; at most 10"),
+        ({"data_sources": [{"url": "", "slug": ""}] * 1_001}, "length <= 1000"),
+        ({"messages": [{"role": "user", "content": "x"}] * 1_001}, "length <= 1000"),
+        ({"endpoint_tokens": {str(number): "x" for number in range(1_001)}}, "length <= 1000"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
         ({"model": {"url": "http://x", "slug": ""}}, "model has a url but no slug"),
         (

@@ -127,6 +127,17 @@ async def test_mcp_rejects_other_methods_and_large_bodies(shelf: Library) -> Non
     assert (await shelf.call("POST", "/mcp", headers=ACCEPT, data=b"{nonsense")).status == 400
 
 
+async def test_mcp_limits_bodies_also_where_other_requests_may_be_large(tmp_path: Path, models_dir: Path) -> None:
+    async with equipped(tmp_path, models_dir) as there:
+        fits = await post(there, message("ping", padding=[[]] * 60_000))
+        assert fits.status != 413
+        refused = await post(
+            there, message("tools/call", name="search", arguments={"query": "x", "more": [[]] * 100_000})
+        )
+    assert refused.status == 413
+    assert "The request is larger than 262,144 bytes." in str(refused.body)
+
+
 @pytest.mark.parametrize("era", ["old", "new"])
 async def test_mcp_client_disconnect_cancels_its_run(shelf: Library, era: str) -> None:
     running = shelf.server.service._anabranch.runs._running  # type: ignore[union-attr]

@@ -49,8 +49,11 @@ WireStatus = Literal[
     "success", "error", "timeout", "payment_failed", "access_denied", "policy_violation", "rate_limited"
 ]
 
+# Of each list in a request. Fewer data sources are allowed (AGGREGATOR_MAX_DATA_SOURCES).
+MAX_ITEMS = 1_000
 
-class EndpointRef(Value):
+
+class EndpointRef(Value, gc=False):
     """The address of a data source or a model, and its owner."""
 
     url: Annotated[
@@ -78,14 +81,21 @@ class ChatRequest(VerifiedRequest, kw_only=True):
         ]
         | None
     ) = None
-    data_sources: list[Annotated[EndpointRef, Meta(examples=[{"slug": "handbook"}])]] | None = None
-    endpoint_tokens: Annotated[dict[str, str], Meta(description="Satellite tokens by owner")] | None = None
-    transaction_tokens: Annotated[dict[str, str], Meta(description="Transaction tokens by owner")] | None = None
+    data_sources: (
+        Annotated[list[Annotated[EndpointRef, Meta(examples=[{"slug": "handbook"}])]], Meta(max_length=MAX_ITEMS)]
+        | None
+    ) = None
+    endpoint_tokens: (
+        Annotated[dict[str, str], Meta(max_length=MAX_ITEMS, description="Satellite tokens by owner")] | None
+    ) = None
+    transaction_tokens: (
+        Annotated[dict[str, str], Meta(max_length=MAX_ITEMS, description="Transaction tokens by owner")] | None
+    ) = None
     top_k: Annotated[int, Meta(ge=1, description="Documents per source")] | None = None
     max_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
     similarity_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
-    messages: Annotated[list[Message], Meta(description="Earlier turns")] | None = None
+    messages: Annotated[list[Message], Meta(max_length=MAX_ITEMS, description="Earlier turns")] | None = None
     retrieval_only: Annotated[bool, Meta(description="Documents only, no answer")] | None = None
     custom_system_prompt: str | None = None
     evidence: EvidenceUse | None = None

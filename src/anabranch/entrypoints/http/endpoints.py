@@ -41,7 +41,7 @@ class EndpointMessage(Value):
 class EndpointQuery(Value):
     """A question of an aggregator: a data source takes a text, a model takes messages."""
 
-    messages: str | list[EndpointMessage]
+    messages: str | Annotated[list[EndpointMessage], Meta(max_length=1_000)]
     limit: Annotated[int, Meta(ge=1)] | None = None
     similarity_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
     include_metadata: bool | None = True

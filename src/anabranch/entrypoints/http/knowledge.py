@@ -360,7 +360,7 @@ class KnowledgeSurface:
             call.caller,
             call.params["document"],
             title=request.title,
-            metadata=None if request.metadata is None else wire.check_metadata(request.metadata, "metadata"),
+            metadata=wire.MetadataReader().read(request.metadata, "metadata"),
             permissions=wire.permissions(request.permissions),
         )
         return await self._view(knowledge, call.caller, changed)
@@ -413,11 +413,12 @@ async def read_upload(call: Call[Any], settings: Settings) -> Upload:
 
 def _from_json(body: bytes) -> Upload:
     request = decode_ingest(body)
-    documents = [_document(one, f"documents[{number}]") for number, one in enumerate(request.documents)]
+    metadata = wire.MetadataReader()
+    documents = [_document(one, metadata, f"documents[{number}]") for number, one in enumerate(request.documents)]
     return Upload(request.collection_id, documents, (request.settings or wire.ChunkingForm()).given())
 
 
-def _document(form: wire.DocumentForm, where: str) -> NewDocument:
+def _document(form: wire.DocumentForm, metadata: wire.MetadataReader, where: str) -> NewDocument:
     source = form.source
     data, url = b"", None
     match source.type:
@@ -434,7 +435,7 @@ def _document(form: wire.DocumentForm, where: str) -> NewDocument:
         url=url,
         connector_id=source.connector_id,
         title=form.title,
-        metadata=wire.check_metadata(form.metadata, f"{where}.metadata"),
+        metadata=metadata.read(form.metadata, f"{where}.metadata") or {},
         permissions=wire.permissions(form.permissions),
         identity=form.id,
     )
@@ -480,7 +481,9 @@ async def _read_form(form: FormData) -> Upload:
     collection = form.get("collection_id")
     if not isinstance(collection, str) or not collection.strip():
         raise InvalidQuestion("The form needs collection_id, a collection's id, name or address.")
-    metadata = wire.check_metadata(_field(form, "metadata", dict[str, Any]), "metadata")
+    given = form.get("metadata")
+    described = given.encode() if isinstance(given, str) and given.strip() else b"null"
+    metadata = wire.MetadataReader().read(described, "metadata") or {}
     permissions = wire.permissions(_field(form, "permissions", wire.PermissionsForm))
     chunking = _field(form, "settings", wire.ChunkingForm) or wire.ChunkingForm()
     documents = [

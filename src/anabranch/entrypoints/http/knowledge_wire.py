@@ -1,7 +1,7 @@
 """The types of spec 5's surface of collections and documents."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from anabranch.app.publishing import OWNER_SLUG, EndpointPath
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.model import Value
-from anabranch.entrypoints.http.operations import is_deeper
+from anabranch.entrypoints.http.operations import levels_of
 from anabranch.knowledge.model import (
     Caller,
     ChunkView,
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from anabranch.knowledge.collection_counts import CollectionCounts
 
 MAX_DEPTH = 20
+# The metadata of a document as JSON, which may be longer than what is stored, and the values in those of one request.
+MAX_METADATA_JSON = 256 * 1024
+MAX_METADATA_VALUES = 100_000
 # Characters of a document; a millisecond or two.
 ENCODED_AT_ONCE = 500_000
 # Checked by `EndpointPath`, whose message says what a path has.
@@ -41,10 +44,15 @@ PRINTABLE = {"allOf": [{"pattern": r"^[^\x00-\x1f\x7f]*$"}, {"pattern": r"\S"}]}
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=1_000)]
-Metadata = Annotated[
-    dict[str, Any],
-    Meta(description="A JSON object; `author`, `created_date` and `tags` have a meaning, filters find every value"),
+# Decoded by `MetadataReader`: a large one is refused before.
+MetadataJson = Annotated[
+    msgspec.Raw,
+    Meta(
+        description="A JSON object; `author`, `created_date` and `tags` have a meaning, filters find every value",
+        extra_json_schema={"type": ["object", "null"]},
+    ),
 ]
+NO_METADATA = msgspec.Raw(b"null")
 
 
 class PermissionsForm(Value):
@@ -114,7 +122,7 @@ class DocumentForm(Value):
     source: SourceForm
     id: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
     title: Name | None = None
-    metadata: Metadata | None = None
+    metadata: MetadataJson = msgspec.field(default_factory=lambda: NO_METADATA)
     permissions: PermissionsForm | None = None
 
 
@@ -128,7 +136,7 @@ class DocumentChanges(Value):
     """Fields that are set replace the stored ones; others stay."""
 
     title: Name | None = None
-    metadata: Metadata | None = None
+    metadata: MetadataJson = msgspec.field(default_factory=lambda: NO_METADATA)
     permissions: PermissionsForm | None = None
 
 
@@ -347,11 +355,30 @@ def permissions(form: PermissionsForm | None) -> Permissions | None:
     )
 
 
-def check_metadata(metadata: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
-    """The metadata, unless it is nested too deeply for those who read it later."""
-    if is_deeper(metadata, MAX_DEPTH - 1):
-        raise InvalidQuestion(f"{where} is nested more than {MAX_DEPTH} levels deep.")
-    return dict(metadata or {})
+class MetadataReader:
+    """Decodes the metadata of the documents of one request, unless it is too large, or nested too deeply for those who
+    read it later."""
+
+    def __init__(self) -> None:
+        self._values = MAX_METADATA_VALUES
+
+    def read(self, raw: bytes | msgspec.Raw, where: str) -> dict[str, Any] | None:
+        if len(memoryview(raw)) > MAX_METADATA_JSON:
+            raise InvalidQuestion(f"{where} is larger than {MAX_METADATA_JSON:,} bytes.")
+        try:
+            found = msgspec.json.decode(raw, type=dict[str, Any] | None)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise InvalidQuestion(f"{where} takes an object: {error}") from None
+        for depth, level in enumerate(levels_of(found)):
+            self._values -= len(level)
+            if self._values < 0:
+                raise InvalidQuestion(
+                    f"The metadata up to {where} has more than {MAX_METADATA_VALUES:,} values; send fewer documents at "
+                    "once."
+                )
+            if depth >= MAX_DEPTH:
+                raise InvalidQuestion(f"{where} is nested more than {MAX_DEPTH} levels deep.")
+        return found
 
 
 def collection(

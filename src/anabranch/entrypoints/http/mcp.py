@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # MCP's SDK comes with it, which takes half a second
     from anabranch.entrypoints.mcp.server import Request
 
 CALLER = "anabranch.mcp_caller"
+# A question and its options; what is decoded may be many times as large.
+MAX_REQUEST_BYTES = 256 * 1024
 
 
 class McpSurface:
@@ -57,12 +59,13 @@ class McpSurface:
                     406: "`Accept` must name `application/json` and `text/event-stream`.",
                     415: "`Content-Type` must be `application/json`.",
                 },
-                errors=(401, 403, 422, 503),
+                errors=(401, 403, 413, 422, 503),
                 # Each tool has a scope of its own, too.
                 scope="ask",
                 identify=self._caller,
                 surface="mcp",
                 admission=True,
+                max_request_bytes=MAX_REQUEST_BYTES,
             )
         ]
 
@@ -127,7 +130,7 @@ def _loaded(anabranch: Anabranch, log: Log) -> "StreamableHTTPSessionManager":
         # Without `ToolChanges`: there is no lasting connection to send them on.
         server(Tools(anabranch, log), _identify),
         stateless=True,
-        max_request_body_size=anabranch.settings.max_request_bytes,
+        max_request_body_size=MAX_REQUEST_BYTES,
     )
 
 

@@ -295,7 +295,7 @@ class OpenAISurface(AnswerSurface):
 
     async def _logged(self, call: Call[Any], identifier: str) -> LoggedAnswer:
         """A question of the caller's own."""
-        await self.anabranch.query_log.settled()
+        await self.anabranch.query_log.settled(call.caller)
         knowledge = await self.anabranch.knowledge.existing()
         if knowledge is None:
             raise NotFound("Nothing is stored.")

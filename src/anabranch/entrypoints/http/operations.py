@@ -3,11 +3,12 @@ renders whatever goes wrong in the operation's dialect. Reads a body within a li
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -169,7 +170,7 @@ class Call(Generic[T]):
         bytes count until the call ends."""
         declared, size, more = self._declared_bytes(), 0, True
         if declared > max_bytes:
-            raise _too_large(max_bytes)
+            raise self._too_large(max_bytes)
         if declared <= PIECE_BYTES:
             uploading = counted = None
         else:
@@ -178,7 +179,7 @@ class Call(Generic[T]):
             part, more = await self._next_part()
             size += len(part)
             if size > max_bytes:
-                raise _too_large(max_bytes)
+                raise self._too_large(max_bytes)
             if more and counted is None:  # one that does not say how large it is
                 uploading, counted = await self.hold("uploads"), await self.hold("upload_bytes", len(part))
             elif counted is not None and size > counted.units:
@@ -186,6 +187,12 @@ class Call(Generic[T]):
             yield part
         if uploading is not None:
             uploading.leave()
+
+    def _too_large(self, max_bytes: int) -> RequestTooLarge:
+        settings = "AGGREGATOR_MAX_REQUEST_BYTES; for documents AGGREGATOR_MAX_DOCUMENT_BYTES"
+        fixed = self.operation is not None and self.operation.max_request_bytes == max_bytes
+        why = "" if fixed else f" ({settings})"
+        return RequestTooLarge(f"The request is larger than {max_bytes:,} bytes{why}.", limit=max_bytes)
 
     async def _next_part(self) -> tuple[bytes, bool]:
         """What has arrived of the body, and whether more will."""
@@ -487,14 +494,6 @@ def _refusing_as_http(send: Send, scope: Scope) -> Send:
     return answer
 
 
-def _too_large(max_bytes: int) -> RequestTooLarge:
-    return RequestTooLarge(
-        f"The request is larger than {max_bytes:,} bytes (AGGREGATOR_MAX_REQUEST_BYTES; for documents "
-        "AGGREGATOR_MAX_DOCUMENT_BYTES).",
-        limit=max_bytes,
-    )
-
-
 async def while_connected(call: Call[Any], work: Coroutine[Any, Any, T]) -> T:
     """The result of the work; it is cancelled if the client disconnects."""
     task, leaving = asyncio.create_task(work), asyncio.create_task(gone(call.receive))
@@ -554,10 +553,13 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 def is_deeper(value: Any, levels: int) -> bool:
     """Whether a JSON value is nested deeper than that."""
+    return next(islice(levels_of(value), levels + 1, None), None) is not None
+
+
+def levels_of(value: Any) -> Iterator[list[Any]]:
+    """The values at each level of nesting of a JSON value; at the first, it is the only one."""
     level = [value]
-    for _ in range(levels + 1):
+    while level:
+        yield level
         containers = [one for one in level if isinstance(one, Mapping | list)]
         level = [inner for one in containers for inner in (one.values() if isinstance(one, Mapping) else one)]
-        if not level:
-            return False
-    return True

@@ -475,8 +475,11 @@ async def follow(reader: LogReader, call: Call[Any], *, heartbeat_s: float, clos
     """Sends what an entered reader returns, until the end, or until the client disconnects or must reconnect."""
     receive, send = call.receive, call.send
 
-    def send_text(text: bytes) -> Awaitable[None]:
-        return send({"type": "websocket.send", "text": text.decode()})
+    def send_text(text: str) -> Awaitable[None]:
+        return send({"type": "websocket.send", "text": text})
+
+    def heartbeat(head: int) -> str:
+        return wire.heartbeat(head).decode()
 
     code = ENDED
     await receive()
@@ -484,7 +487,7 @@ async def follow(reader: LogReader, call: Call[Any], *, heartbeat_s: float, clos
         protocol = PROTOCOL if PROTOCOL in call.scope.get("subprotocols", ()) else None
         await send({"type": "websocket.accept", "subprotocol": protocol, "headers": []})
         async with until_gone(receive, closing, "websocket.disconnect") as timeouts:
-            await pump(reader, send_text, timeouts, wire.Frames().messages, wire.heartbeat, heartbeat_s)
+            await pump(reader, send_text, timeouts, wire.Frames().messages, heartbeat, heartbeat_s)
     except (TooSlow, StreamUnavailable):
         code = TRY_AGAIN
     except NotFound:

@@ -459,22 +459,27 @@ class Frames:
 
     def sse(self, batch: Page) -> bytes:
         frames = [b"event: reset\ndata: %b\n\n" % reset(batch.head)] if batch.reset else []
-        frames += [b"id: %d\nevent: planner_stream\ndata: %b\n\n" % frame for frame in self._bodies(batch)]
+        frames += [
+            b"id: %d\nevent: planner_stream\ndata: %b\n\n" % (group[-1].sequence, self._body(group))
+            for group in _groups(batch)
+        ]
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
-    def messages(self, batch: Page) -> Iterator[bytes]:
+    def messages(self, batch: Page) -> Iterator[str]:
+        """The texts of WebSocket messages. No reference to one stays here while it waits for a slow client."""
         if batch.reset:
-            yield reset(batch.head)
-        for _, body in self._bodies(batch):
-            yield body
+            yield reset(batch.head).decode()
+        for group in _groups(batch):
+            yield self._body(group).decode()
 
-    def _bodies(self, batch: Page) -> Iterator[tuple[int, bytes]]:
-        """Each frame's data, after its last sequence."""
-        for start in range(0, len(batch.entries), EVENTS_A_FRAME):
-            group = batch.entries[start : start + EVENTS_A_FRAME]
-            self._batches += 1
-            body = b'{"type":"event_batch","batch_sequence":%d,"events":[%b]}' % (self._batches, _joined(group))
-            yield group[-1].sequence, body
+    def _body(self, group: Sequence[SequencedEntry]) -> bytes:
+        self._batches += 1
+        return b'{"type":"event_batch","batch_sequence":%d,"events":[%b]}' % (self._batches, _joined(group))
+
+
+def _groups(batch: Page) -> Iterator[Sequence[SequencedEntry]]:
+    """The events of each frame."""
+    return (batch.entries[start : start + EVENTS_A_FRAME] for start in range(0, len(batch.entries), EVENTS_A_FRAME))
 
 
 def heartbeat(head: int) -> bytes:

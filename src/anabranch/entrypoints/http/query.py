@@ -317,7 +317,7 @@ async def earlier_turns(
     anabranch: Anabranch, caller: Caller, conversation: str, last: str | None = None
 ) -> EarlierTurns:
     """The last turns of a conversation of the caller's own, up to the one with the id `last`, if it is given."""
-    await anabranch.query_log.settled()  # the previous turn may not be written yet
+    await anabranch.query_log.settled(caller)  # the previous turn may not be written yet
     turns = await (await anabranch.knowledge()).turns(caller, conversation, MAX_TURNS, last)
     return EarlierTurns(
         conversation=conversation,

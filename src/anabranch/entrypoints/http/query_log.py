@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -45,6 +46,7 @@ from anabranch.knowledge.records.logged_queries import LoggedQuery, QueryEntry, 
 
 MAX_MS = 86_400_000
 RECENT_S = 2.0
+MAX_PAGE_BYTES = 4_000_000
 RATE_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 GUESTS = "Guests have no entries in the query log; send an API key, or a token that names a user."
 NO_FOLDER = "There is no data folder yet, and questions are kept in it."
@@ -177,12 +179,16 @@ class QueryLogSurface:
     async def _page(self, call: Call[None], given: FeedbackParameters, *, rated: bool) -> LogPage:
         if (reason := self._why_empty(call.caller)) is not None:
             return LogPage(note=reason)
-        await self.anabranch.query_log.settled()
+        await self.anabranch.query_log.settled(call.caller)
         knowledge = await self.anabranch.knowledge()
         cursors, wanted = await knowledge.cursors(), await self._wanted(call.caller, given)
         before = opened(given.after, cursors)
         found = await knowledge.logged_queries(call.caller, wanted, before, given.limit + 1, rated=rated)
-        return LogPage(*page_of(found, given.limit, lambda one: (one.rated_us or 0) if rated else one.key, cursors))
+        return LogPage(
+            *page_of(
+                found, _fitting(found[: given.limit]), lambda one: (one.rated_us or 0) if rated else one.key, cursors
+            )
+        )
 
     def _why_empty(self, caller: Caller) -> str | None:
         """The reason if nothing is kept for this caller."""
@@ -212,14 +218,14 @@ class QueryLogSurface:
     async def _query(self, call: Call[None]) -> QueryDetail:
         if (reason := self._why_empty(call.caller)) is not None:
             raise NotFound(reason)
-        await self.anabranch.query_log.settled()
+        await self.anabranch.query_log.settled(call.caller)
         found = await (await self.anabranch.knowledge()).logged_query(call.caller, call.params["query"])
         return query_detail(found, operator=call.caller.operator)
 
     async def _share(self, call: Call[Sharing]) -> SharedQuery:
         if (reason := self._why_empty(call.caller)) is not None:
             raise NotFound(reason)
-        await self.anabranch.query_log.settled()
+        await self.anabranch.query_log.settled(call.caller)
         identifier, shared = call.params["query"], call.request.shared
         await (await self.anabranch.knowledge()).share(call.caller, identifier, shared=shared)
         return SharedQuery(id=identifier, shared=shared)
@@ -245,3 +251,9 @@ class QueryLogSurface:
         except TimeoutError:
             raise self.closing.error or ClientGone() from None
         return False
+
+
+def _fitting(found: Sequence[LoggedQuery]) -> int:
+    """How many of these entries a page has: their questions may be long. At least one."""
+    sizes = accumulate(len(msgspec.json.encode(one.entry)) for one in found)
+    return max(1, sum(size <= MAX_PAGE_BYTES for size in sizes))

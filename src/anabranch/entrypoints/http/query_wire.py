@@ -26,6 +26,8 @@ MAX_QUERY = 10_000
 
 CHUNK_TYPES: tuple[ChunkType, ...] = get_args(ChunkType)
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
+MetadataName = Annotated[str, Meta(max_length=500)]
+MetadataValue = Annotated[str, Meta(max_length=2_000)]
 # Checked by `_chunk_types`, whose message lists the types.
 ChunkTypeName = Annotated[str, Meta(extra_json_schema={"enum": list(CHUNK_TYPES)})]
 
@@ -49,7 +51,7 @@ class DateRange(Value):
 
 class FiltersForm(Value):
     date_range: DateRange | None = None
-    metadata: Annotated[dict[str, str | int | float | bool], Meta(max_length=50)] | None = None
+    metadata: Annotated[dict[MetadataName, MetadataValue | int | float | bool], Meta(max_length=50)] | None = None
     tags: Annotated[list[Text], Meta(max_length=50)] | None = None
     chunk_type: (
         Annotated[

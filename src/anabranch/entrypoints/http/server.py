@@ -249,10 +249,13 @@ class Socket(AbortsStalled, WebSocketsSansIOProtocol):
         return self._received_bytes > self.max_received_bytes
 
     async def send(self, message: "ASGISendEvent") -> None:
-        """Marks a refused handshake as complete; uvicorn does not, and logs each as an error."""
+        """Returns when the client has read enough for the next message, so that none is rendered before. Marks a
+        refused handshake as complete; uvicorn does not, and logs each as an error."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and self.close_sent:
             self.handshake_complete = True
+        elif message["type"] == "websocket.send":
+            await self.writable.wait()
 
     def shutdown(self) -> None:
         """An open socket is closed by the surface, which knows whether the stream can be followed to its end."""

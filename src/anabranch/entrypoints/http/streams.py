@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, AnyStr, Protocol
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -480,10 +480,10 @@ class ReadTimeouts:
 
 async def pump(
     reader: LogReader,
-    send: Callable[[bytes], Awaitable[None]],
+    send: Callable[[AnyStr], Awaitable[None]],
     timeouts: ReadTimeouts,
-    render: Callable[[Page], Iterable[bytes]],
-    heartbeat: Callable[[int], bytes],
+    render: Callable[[Page], Iterable[AnyStr]],
+    heartbeat: Callable[[int], AnyStr],
     heartbeat_s: float,
 ) -> None:
     """Sends everything that a reader returns, in pieces that the client must read in time, until its end."""

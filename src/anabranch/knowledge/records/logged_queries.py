@@ -28,6 +28,8 @@ MAX_TURNS = 5
 # They rest on no more passages than this, which are recorded with the question.
 MAX_EARLIER_PASSAGES = 1_000
 MAX_SNIPPET = 200
+# A list has the beginning of a longer question.
+MAX_LISTED = 10_000
 BY_DOCUMENT = msgspec.json.Decoder(dict[str, list[str]])
 
 
@@ -207,9 +209,16 @@ def _all_stored(db: sqlite3.Connection, passages: Collection[FoundAt]) -> bool:
 
 
 ENTRY = (
-    "SELECT queries.rowid AS key, queries.*, answer, refused, model, input_tokens, output_tokens, faithfulness, "
-    "relevance, feedback, comment, rated_us, verdicts FROM queries "
+    "SELECT queries.rowid AS key, id, user, conversation, {original}, rewritten, variants, filters, top_k, "
+    "retrieval_ms, latency_ms, queries.created_at, surface, settings, outcome, shared, {answer} refused, model, "
+    "input_tokens, output_tokens, faithfulness, relevance, feedback, comment, rated_us, verdicts FROM queries "
     "LEFT JOIN responses ON responses.query = queries.id WHERE "
+)
+DETAIL = ENTRY.format(original="original", answer="answer,")
+# Without what a list does not show.
+LISTED = ENTRY.format(
+    original=f"iif(length(original) > {MAX_LISTED}, substr(original, 1, {MAX_LISTED}) || ' …', original) AS original",
+    answer="",
 )
 CONDITIONS = {
     "user": "queries.user = ?",
@@ -253,7 +262,7 @@ def listed(
     if before is not None:
         values[f"{position} < ?"] = before
     where = " AND ".join(["feedback IS NOT NULL" if rated else "TRUE", *values])
-    rows = db.execute(f"{ENTRY} {where} ORDER BY {position} DESC LIMIT ?", (*values.values(), limit)).fetchall()
+    rows = db.execute(f"{LISTED} {where} ORDER BY {position} DESC LIMIT ?", (*values.values(), limit)).fetchall()
     return _entries(db, caller, rows)
 
 
@@ -266,7 +275,7 @@ def ids_with_prefix(db: sqlite3.Connection, prefix: str, limit: int) -> list[str
 
 def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAnswer | None:
     """One entry with its answer; None if the caller may not read it."""
-    row = db.execute(ENTRY + "queries.id = ?", (identifier,)).fetchone()
+    row = db.execute(DETAIL + "queries.id = ?", (identifier,)).fetchone()
     if row is None:
         return None
     own = _is_own(db, caller, row)
