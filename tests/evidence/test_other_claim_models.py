@@ -1,5 +1,7 @@
 """Claims that a model without judgements of words has checked, such as an external NLI model."""
 
+import time
+
 import pytest
 
 from anabranch.domain.evidence import Verdict
@@ -54,3 +56,14 @@ def test_the_quote_is_the_unit_with_most_words_of_the_claim() -> None:
 
 def test_no_words_are_doubted() -> None:
     assert found("The tower was built in 1889 for a king.", 0.1, 0.8).doubted == ()
+
+
+def test_a_passage_or_an_answer_that_is_one_long_number_is_checked_in_linear_time() -> None:
+    text = "The tower is 330 metres high. " + "1" * 40_000
+    began = time.process_time()
+    passages = ReadPassages([Passage(source="s", title="Tower", text=text, score=0.9)])
+    claim = "The tower is 330 metres high. 1" + "1" * 39_000
+    [candidate, *_] = passages.candidates(claim)
+    verdict = Verdict(supported=0.1, unknown=0.9, contradicted=0.0, words=((0, 9, 1.0),))
+    finding(claim, passages, candidate, verdict, passages.comparison(claim, candidate).differing)
+    assert time.process_time() - began < 1

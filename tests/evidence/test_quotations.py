@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.model import Passage
 from anabranch.evidence.judge import Judge, JudgedUnit
 from anabranch.evidence.quotations import MAX_LIST, MOST, quotations
 from anabranch.models.evidence import OnnxEvidence
-from anabranch.testing import FakeEvidence
+from anabranch.policies.cache import CachedEvidence
+from anabranch.testing import FakeEvidence, Recorder
 from support.examples import examples
 from support.quoted_answers import passage, quoted
 
@@ -427,3 +429,12 @@ async def test_beside_a_sure_answer_nothing_is_quoted_that_adds_no_word_of_the_q
     other = passage("Prints the entry of the configuration.", "Anabranch as a server", near=0.6)
     said = await quoted(shipped_evidence, "What is Anabranch?", defined, other)
     assert said.quotations == [["Anabranch is a service that asks many sources at once."]]
+
+
+async def test_a_prompt_of_megabytes_delays_a_quoted_answer_little() -> None:
+    evidence = CachedEvidence(FakeEvidence(), SystemClock(), Recorder())
+    question = "Which formats can be ingested? " + "It is what which files of the folder and what " * 80_000
+    began = time.process_time()
+    answer = await quoted(evidence, question, passage(FORMATS), passage(KEYS))
+    assert time.process_time() - began < 0.25
+    assert "PDF files" in answer.text

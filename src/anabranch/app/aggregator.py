@@ -15,7 +15,6 @@ from anabranch.domain.errors import DeadlineExceeded
 from anabranch.domain.events import SourceReplied
 from anabranch.domain.mcp import (
     FEWEST,
-    MAX_QUERY,
     MOST,
     AggregatedResponse,
     Aggregation,
@@ -31,7 +30,7 @@ from anabranch.domain.mcp import (
     ServerResult,
     TimedOut,
 )
-from anabranch.domain.model import Answer, Context, Passage, Question, SourceReply, Status
+from anabranch.domain.model import MAX_QUERY, Answer, Context, Passage, Question, SourceReply, Status
 from anabranch.domain.ranking import Breakdown, Ranking, Weights
 from anabranch.domain.rights import EVERY_GRANT, Grants
 from anabranch.sources.mcp.pool import load_sdk

@@ -119,7 +119,6 @@ class ServerHealth(Value):
     description: str | None = None
 
 
-MAX_QUERY = 10_000
 FEWEST, MOST = 10, 100
 
 

@@ -54,6 +54,8 @@ EndpointKind = Literal["space", "openai", "collection", "mcp", "extractive"]
 
 # What the address of a collection begins with, where it is named beside sources and models.
 COLLECTION_ADDRESS = "collection:"
+# Characters of a question. Where a longer one is allowed (chat), what looks for evidence reads its beginning.
+MAX_QUERY = 10_000
 
 
 class Endpoint(Value):

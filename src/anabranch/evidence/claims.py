@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Container, Sequence
 from typing import NamedTuple
-from unicodedata import normalize
 
 import msgspec
 
@@ -24,6 +23,7 @@ from anabranch.evidence.claim_weights import (
 )
 from anabranch.text.exact_checks import differences
 from anabranch.text.language import is_english
+from anabranch.text.normal_forms import normal_form
 from anabranch.text.notation import Notation, in_notation_of
 from anabranch.text.pages import page, titled
 from anabranch.text.reading import ExactDifference
@@ -54,7 +54,7 @@ NEAR = 0.6
 
 TOKEN = re.compile(r"\d+(?:[.,:]\d+)*|(?:[^\W\d_]+[\u0300-\u036f]{0,4})+|[-+<>=\u2264\u2265%\u00b0$\u20ac\u00a3\u2212]")
 ACCENT = re.compile(r"[\u0300-\u036f]")
-NUMBER = re.compile(r"\d+(?:[.,:]\d+)+")
+NUMBER = re.compile(r"(?<!\d)\d+(?:[.,:]\d+)+")
 # Words with which a model may begin a sentence that it has otherwise copied.
 OPENING = re.compile(
     r"(?:and|but|also|however|additionally|furthermore|moreover|thus|so|finally|in addition)[, ]+", re.IGNORECASE
@@ -404,7 +404,7 @@ def _tokens(text: str) -> tuple[list[str], list[Span]]:
     found = list(TOKEN.finditer(text))
     tokens = [match[0].lower() for match in found]
     if ACCENT.search(text):
-        tokens = [normalize("NFC", token) for token in tokens]
+        tokens = [normal_form(token, "NFC") for token in tokens]
     return tokens, [match.span() for match in found]
 
 

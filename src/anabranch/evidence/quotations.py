@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from anabranch.domain.model import Passage
+from anabranch.domain.model import MAX_QUERY, Passage
 from anabranch.evidence.judge import JudgedUnit, Judgement
 from anabranch.evidence.weights import NextFeatures, log_odds, probability_of_next
 from anabranch.text.near_duplicates import decisive_words, similarity
@@ -169,8 +169,8 @@ class Quoting:
     """Turns units into quotations: with their lead, the whole list if it is asked for, and what they refer to."""
 
     def __init__(self, question: str, passages: Sequence[Passage], units: Mapping[int, Sequence[Unit]]) -> None:
-        self._wording = Wording(question.lower())
-        self._asks_list = ASKS_LIST.search(question) is not None
+        self._wording = Wording(question[:MAX_QUERY].lower())
+        self._asks_list = ASKS_LIST.search(question, 0, MAX_QUERY) is not None
         self._passages = passages
         self._units = units
 

@@ -1,6 +1,5 @@
 """Names of collections: which are allowed, and which collection a name stands for."""
 
-import unicodedata
 from collections.abc import Sequence
 
 from anabranch.domain.errors import Conflict, InvalidQuestion
@@ -8,6 +7,7 @@ from anabranch.domain.model import COLLECTION_ADDRESS
 from anabranch.knowledge.lookalikes import check_lookalikes
 from anabranch.knowledge.model import EVERYTHING, Caller, Collection
 from anabranch.knowledge.records.database import is_id
+from anabranch.text.normal_forms import normal_form
 
 MAX_NAME = 100
 MAX_CHOICES = 10
@@ -15,7 +15,7 @@ MAX_CHOICES = 10
 
 def checked_name(name: str) -> str:
     """The name for a new collection, composed (NFC); InvalidQuestion if it could be taken for another one."""
-    name = unicodedata.normalize("NFC", name.strip())
+    name = normal_form(name.strip(), "NFC")
     if not 1 <= len(name) <= MAX_NAME:
         raise InvalidQuestion(f"name must have 1 to {MAX_NAME} characters.")
     if name == EVERYTHING:
@@ -32,7 +32,7 @@ def matching(name: str, visible: Sequence[Collection], caller: Caller) -> list[C
     """The collection with this id, else address, else name; of several with the name the caller's own, else all. What
     is written as an address with an owner, or as an id, is never a name: whoever may choose a name could stand in for
     that owner, or for a collection that is hidden or deleted."""
-    written = {name, unicodedata.normalize("NFC", name)}
+    written = {name, normal_form(name, "NFC")}
     bare = {
         one.removeprefix(COLLECTION_ADDRESS)
         for one in written

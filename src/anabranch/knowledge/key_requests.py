@@ -3,7 +3,6 @@
 import math
 import re
 import time
-import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 
 from anabranch.domain.errors import Conflict, InvalidQuestion, NotFound
@@ -14,6 +13,7 @@ from anabranch.knowledge.lookalikes import check_lookalikes
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import collections, keys, queries
 from anabranch.knowledge.records.database import Connection
+from anabranch.text.normal_forms import normal_form
 
 # A limit of a key on all of its requests within AGGREGATOR_RATE_LIMIT_WINDOW.
 REQUESTS = "requests"
@@ -85,7 +85,7 @@ def revoke(db: Connection, name: str) -> keys.ApiKey:
 
 def find(db: Connection, name: str) -> keys.ApiKey:
     """The key with this id, else the only valid one of the user with this name."""
-    listed, now, written = keys.listed(db), time.time(), {name, unicodedata.normalize("NFC", name)}
+    listed, now, written = keys.listed(db), time.time(), {name, normal_form(name, "NFC")}
     if by_id := [key for key in listed if key.id == name]:
         return by_id[0]
     of_user = [key for key in listed if key.user in written and key.is_valid(now)]
@@ -115,7 +115,7 @@ def _checked_name(name: str, known: Collection[str]) -> str:
         raise InvalidQuestion(f"{name!r} cannot be the name of a user or a group: it is reserved.")
     if name in known:
         return name
-    name = unicodedata.normalize("NFC", name)
+    name = normal_form(name, "NFC")
     check_lookalikes(name, "The name of a user or a group")
     return name
 

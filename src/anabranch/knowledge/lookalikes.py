@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from anabranch.domain.errors import InvalidQuestion
+from anabranch.text.normal_forms import normal_form
 
 # Control, format (zero-width, bidirectional), surrogate, private and unassigned characters; separators but the space.
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")
@@ -91,7 +92,7 @@ def _check_character(character: str, what: str) -> None:
         raise InvalidQuestion(
             f"{what} has {character!r} ({code}, {called}), which looks like another character; write that one."
         )
-    plain = unicodedata.normalize("NFKC", character)
+    plain = normal_form(character, "NFKC")
     is_ascii = plain in ADDRESS_SIGNS or any(one.isascii() and one.isalnum() for one in plain)
     if plain != character and (character.isalnum() or plain.isalnum() or is_ascii):
         raise InvalidQuestion(f"{what} has {character!r} ({code}), which looks like {plain!r}; write {plain!r}.")

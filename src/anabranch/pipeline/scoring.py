@@ -13,6 +13,7 @@ import Stemmer
 
 from anabranch.domain.model import Passage, SourceReply
 from anabranch.domain.ranking import DIGITS, NEUTRAL, Breakdown, Ranking
+from anabranch.text.normal_forms import normal_form
 from anabranch.text.support import STOP
 
 MAX_TERMS = 64
@@ -117,7 +118,7 @@ def folded(text: str) -> str:
     quadratic time."""
     if text.isascii():
         return text.lower()
-    return _unmarked(unicodedata.normalize("NFKD", _unmarked(text))).lower()
+    return _unmarked(normal_form(_unmarked(text), "NFKD")).lower()
 
 
 def _unmarked(text: str) -> str:
@@ -127,7 +128,7 @@ def _unmarked(text: str) -> str:
 
 def _is_long(sign: str) -> bool:
     """Characters such as U+FDFA decompose to a sentence and would make a text eighteen times as long."""
-    return len(unicodedata.normalize("NFKD", sign)) > LONGEST_SIGN
+    return len(normal_form(sign, "NFKD")) > LONGEST_SIGN
 
 
 def _candidates(stems: Sequence[str], letter: str) -> re.Pattern[str]:

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import hashlib
-import unicodedata
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from anabranch.domain.events import AnswerEvent, SourceReplied, unfold
 from anabranch.domain.model import Answer, CheckedSentence, Citation, Context, Ground, Question, Status, Timings, Until
 from anabranch.domain.signals import AnswerShared, CacheLookup
 from anabranch.policies.cache import lookup
+from anabranch.text.normal_forms import normal_form
 
 # The finish reasons of complete answers; one without a reason may have been cut off.
 COMPLETE = ("stop", "end_turn", "eos")
@@ -225,7 +225,7 @@ def _permissions(context: Context) -> tuple[str | None, tuple[str, ...], bool, t
 
 def normalized(text: str) -> str:
     """The question for the key: NFC, and runs of white space as one space."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return " ".join(normal_form(text, "NFC").split())
 
 
 def _cacheable(answer: Answer, seen: str) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 
 from anabranch.domain.contracts import Cache, Clock, Embedder, Telemetry
 from anabranch.domain.evidence import ClaimChecker, Evidence, EvidencePage, Reading, Verdict
-from anabranch.domain.model import Calibration, Embedding
+from anabranch.domain.model import MAX_QUERY, Calibration, Embedding
 from anabranch.domain.signals import CacheLookup, EvidenceJudged, EvidenceTask
 from anabranch.redis.client import RedisGone
 
@@ -240,6 +240,7 @@ class CachedEvidence:
     async def read(
         self, question: str, inputs: Sequence[Pages], *, until: float | None = None
     ) -> Sequence[Reading | None]:
+        question = question[:MAX_QUERY]
         return await self._readings.judged(question, inputs, partial(self._inner.read, question, until=until))
 
 

@@ -7,12 +7,12 @@ import base64
 import binascii
 import html
 import re
-import unicodedata
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
 from urllib.parse import unquote
 
+from anabranch.text.normal_forms import normal_form
 from anabranch.text.untrusted import visible
 
 MAX_READ = 20_000
@@ -339,7 +339,7 @@ def _plain(text: str) -> str:
     if "%20" in text:
         text = unquote(text)
     text = visible(text)
-    return (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold()
+    return normal_form(text, "NFKC").casefold()
 
 
 def _decoded(text: str) -> Iterator[str]:
@@ -377,7 +377,7 @@ def _by_rules(text: str) -> Iterator[str]:
 def _compiled() -> tuple[tuple[tuple[str, ...], re.Pattern[str]], ...]:
     """With the first question: compiling them takes longer than importing everything else here."""
     return tuple(
-        (tuple(unicodedata.normalize("NFKC", word) for word in first), re.compile(unicodedata.normalize("NFKC", rule)))
+        (tuple(normal_form(word, "NFKC") for word in first), re.compile(normal_form(rule, "NFKC")))
         for first, rule in RULES
     )
 

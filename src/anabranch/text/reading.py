@@ -1,10 +1,10 @@
 """A text as words with stems and places: what exact checks compare."""
 
 import re
-import unicodedata
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
+from anabranch.text.normal_forms import without_accents
 from anabranch.text.support import STOP, stem
 
 _TOKEN = re.compile(r"(?<![\w.])\.\d+|\d+(?:[.,:]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)*|\S")
@@ -66,10 +66,7 @@ class ReadText:
 def plain(text: str) -> str:
     """With plain dashes, apostrophes and letters without accents."""
     text = text.translate(_SIGNS)
-    text = _FRACTION.sub(lambda found: (found[1] or "0") + _FRACTIONS[found[2]], text)
-    if text.isascii():
-        return text
-    return "".join(sign for sign in unicodedata.normalize("NFKD", text) if not unicodedata.combining(sign))
+    return without_accents(_FRACTION.sub(lambda found: (found[1] or "0") + _FRACTIONS[found[2]], text))
 
 
 @lru_cache(maxsize=20_000)

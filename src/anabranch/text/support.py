@@ -3,12 +3,12 @@
 import html
 import math
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple, TypeVar
 
 from anabranch.domain.model import Passage
+from anabranch.text.normal_forms import without_accents
 
 Unit = TypeVar("Unit", str, tuple[str, str])
 
@@ -49,7 +49,7 @@ class Wording:
     words alone, `names` the capitalized words and numbers."""
 
     def __init__(self, question: str) -> None:
-        spelled = WORD.findall(_folded(question[:MAX_QUESTION]))
+        spelled = WORD.findall(without_accents(question[:MAX_QUESTION]))
         self.stems = [stem(word.lower()) for word in spelled]
         self._words: dict[str, int] = {}
         self._pairs: dict[tuple[str, str], int] = {}
@@ -74,7 +74,7 @@ class Wording:
         """The bits of the words and pairs that occur in the text."""
         found = 0
         before = ""
-        for word in WORD.findall(_folded(text).lower()):
+        for word in WORD.findall(without_accents(text).lower()):
             one = stem(word) if word[:3] in self._heads else ""
             bit = self._words.get(one, 0)
             if bit:
@@ -84,7 +84,7 @@ class Wording:
 
     def spells(self, title: str) -> bool:
         """Whether the question contains the whole title, without its parenthesized parts."""
-        words = [stem(word.lower()) for word in WORD.findall(_folded(bare(title)))]
+        words = [stem(word.lower()) for word in WORD.findall(without_accents(bare(title)))]
         return bool(words) and f" {' '.join(words)} " in f" {' '.join(self.stems)} "
 
 
@@ -218,9 +218,3 @@ def each_bit(bits: int) -> Iterator[int]:
         lowest = bits & -bits
         yield lowest
         bits ^= lowest
-
-
-def _folded(text: str) -> str:
-    if text.isascii():
-        return text
-    return "".join(sign for sign in unicodedata.normalize("NFKD", text) if not unicodedata.combining(sign))

@@ -3,12 +3,13 @@
 import hashlib
 import re
 import threading
-import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 import Stemmer
+
+from anabranch.text.normal_forms import normal_form, without_accents
 
 # Including the parts of contractions that are split at the apostrophe.
 _WORDS = """
@@ -35,11 +36,8 @@ _local = threading.local()
 
 def terms(text: str) -> list[int]:
     """The text's terms in order, each as a 64-bit hash that is stable across processes."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFKD", text)
-        text = "".join(c for c in text if not unicodedata.combining(c)) if not text.isascii() else text
-        text = unicodedata.normalize("NFC", text)
-    return [term for term in map(_hashed, _words(text.lower())) if term]
+    text = normal_form(without_accents(text), "NFC").lower()
+    return [term for term in map(_hashed, _words(text)) if term]
 
 
 def _words(text: str) -> Iterator[str]:

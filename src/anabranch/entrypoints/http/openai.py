@@ -12,7 +12,7 @@ import msgspec
 
 from anabranch.app.questions import Options
 from anabranch.domain.errors import DeadlineExceeded, NotFound
-from anabranch.domain.model import Context, Embedding, Message
+from anabranch.domain.model import MAX_QUERY, Context, Embedding, Message
 from anabranch.entrypoints.http.errors import rate_headers
 from anabranch.entrypoints.http.openai_answers import (
     MESSAGE_ID,
@@ -59,7 +59,6 @@ from anabranch.entrypoints.http.query import (
     wants_fresh,
     whole_or_failed,
 )
-from anabranch.entrypoints.http.query_wire import MAX_QUERY
 from anabranch.entrypoints.http.streams import AnswerSurface
 from anabranch.knowledge.records.logged_queries import LoggedAnswer
 from anabranch.knowledge.records.queries import asker

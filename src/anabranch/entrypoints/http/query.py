@@ -30,6 +30,7 @@ from anabranch.domain.events import (
     Token,
 )
 from anabranch.domain.model import (
+    MAX_QUERY,
     Answer,
     CheckedSentence,
     ChunkType,
@@ -52,7 +53,6 @@ from anabranch.entrypoints.http.errors import KNOWLEDGE, SearchUnavailable, know
 from anabranch.entrypoints.http.operations import Call, Operation, Reply, header
 from anabranch.entrypoints.http.query_wire import (
     CHUNK_TYPES,
-    MAX_QUERY,
     STREAM,
     CitationView,
     CollectionQuestion,

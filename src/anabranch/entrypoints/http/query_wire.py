@@ -7,6 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.explanation import ExplainWanted, Explanation
 from anabranch.domain.model import (
+    MAX_QUERY,
     ChunkType,
     Duplicate,
     EvidenceUse,
@@ -21,8 +22,6 @@ from anabranch.entrypoints.answer_json import AnswerJson
 from anabranch.entrypoints.http.errors import KnowledgeError
 from anabranch.entrypoints.http.operations import EventStream
 from anabranch.entrypoints.verification import VerificationView, VerifiedRequest
-
-MAX_QUERY = 10_000
 
 CHUNK_TYPES: tuple[ChunkType, ...] = get_args(ChunkType)
 Text = Annotated[str, Meta(min_length=1, max_length=500)]

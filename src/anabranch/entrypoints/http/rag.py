@@ -12,7 +12,7 @@ from anabranch.app.questions import Options
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
-from anabranch.domain.model import RAG, Answer, EvidenceUse, Fallback, MaxTokens, Message, Usage, Value
+from anabranch.domain.model import MAX_QUERY, RAG, Answer, EvidenceUse, Fallback, MaxTokens, Message, Usage, Value
 from anabranch.entrypoints.http.decode_errors import described
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
 from anabranch.entrypoints.http.openapi import parameter
@@ -26,7 +26,6 @@ from anabranch.entrypoints.http.query import (
     wants_fresh,
 )
 from anabranch.entrypoints.http.query_wire import (
-    MAX_QUERY,
     AnswerSupport,
     CitationView,
     CollectionQuestion,

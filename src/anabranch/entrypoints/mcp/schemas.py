@@ -10,8 +10,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
-from anabranch.domain.mcp import FEWEST, MAX_QUERY, MOST, AggregatedResponse, AggregationMetadata, ServerReport
-from anabranch.domain.model import ChunkType, Duplicate, Fallback, Status, Value
+from anabranch.domain.mcp import FEWEST, MOST, AggregatedResponse, AggregationMetadata, ServerReport
+from anabranch.domain.model import MAX_QUERY, ChunkType, Duplicate, Fallback, Status, Value
 from anabranch.domain.sentences import SentenceView
 from anabranch.entrypoints.answer_json import Sentence
 from anabranch.entrypoints.verification import ConflictView, MarksView
