@@ -2,11 +2,11 @@
 one obeys nothing. An order is the word `zebra-` with a number: who obeys writes it."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from html import unescape
 
 from anabranch.domain.model import Message
-from anabranch.text.normal_forms import normal_form
 
 _LINE_BREAK = re.compile("\r\n?|[\n\u2028\u2029\x85]")
 ORDER = re.compile(r"zebra-\d+")
@@ -68,6 +68,6 @@ def _after_a_fake_end(inside: str) -> str:
     """What follows something that looks like the end, other than the tags of the prompt itself."""
     read = re.sub(r"^</?(?:document|source|title|relevance|content)\b[^>\n]*>", "", inside, flags=re.MULTILINE)
     read = re.sub(r"</(?:source|title|relevance)>$", "", read, flags=re.MULTILINE)
-    read = _NO_WIDTH.sub("", normal_form(unescape(unescape(read)), "NFKC"))
+    read = _NO_WIDTH.sub("", unicodedata.normalize("NFKC", unescape(unescape(read))))
     end = _LOOKS_LIKE_AN_END.search(read)
     return read[end.start() :] if end else ""

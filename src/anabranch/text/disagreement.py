@@ -130,7 +130,7 @@ FORMS = {
     )
     for form in forms.split()
 }  # fmt: skip
-NAMELIKE = re.compile(r"[^\W\d_]*[A-Z\d][\w.-]*")
+NAMELIKE = re.compile(r"[^\W\d_A-Z]*[A-Z\d][\w.-]*")
 WORD = re.compile(r"[\w.-]+")
 
 

@@ -25,7 +25,7 @@ HIDDEN = re.compile("[\u200b-\u200d\u2060-\u2064\ufeff]{8,}|[\u202d\u202e]|[\ufe
 TAGS = re.compile("[\U000e0020-\U000e007e]{4,}")
 BASE64 = re.compile(r"(?<![\w+/])[A-Za-z0-9+/]{24,4000}={0,2}(?![\w+/])")
 HEX = re.compile(r"(?<!\w)(?:[0-9a-fA-F]{2}[ ]?){16,2000}(?!\w)")
-SPACED = re.compile(r"(?<!\w)(?:\w[ .*_-]{1,3}){6,200}\w(?!\w)")
+SPACED = re.compile(r"(?<![^\W_])(?:[^\W_][ .*_-]{1,3}){6,200}[^\W_](?![^\W_])")
 SHORT_WORDS = re.compile(r"(?<!\S)\S{1,2}(?: {1,3}\S{1,2}){6}")
 SENTENCE_ENDS = ".!?\n。！？।"
 LETTERS = str.maketrans("авеікмнорстухѕјԁαεικνορτυχ", "abeikmhopctyxsjdaeikvoptux")

@@ -10,7 +10,7 @@ from anabranch.text.quantities import MONTHS, UNITS
 from anabranch.text.reading import ExactDifference, ReadText, root
 from anabranch.text.support import STOP
 
-_EMAIL = re.compile(r"[\w+-]+(?:\.[\w+-]+)*@[\w-]+(?:\.[\w-]+)+")
+_EMAIL = re.compile(r"(?<![\w+-])(?<![\w+-]\.)[\w+-]+(?:\.[\w+-]+)*@[\w-]+(?:\.[\w-]+)+")
 _CODE = re.compile(r"`([^`\n]{1,200})`")
 _CHUNK = re.compile(r"\S+")
 _EDGES = "\"'()[]{}<>.,;:!?*`\u201c\u201d\u2026"

@@ -13,7 +13,7 @@ _NAME = re.compile(
     r"[\[*]{0,3}(?:(?::[\w:+-]{1,40}:)?``?~?(?P<code>[^`\n]{1,120}?)(?:[ ]<[^`\n]{1,120}>)?`"
     r"|(?P<words>[^\n]{1,120}?)\**(?:\s{0,4}:?\s{0,4}\Z|\s{1,4}:\s))"
 )
-_CELL = re.compile(r"[|\s]*([^|\n]*[^|\s])")
+_CELL = re.compile(r"[|\s]*+([^|\n]*[^|\s])")
 _BOLD_ROW = re.compile(r"[|\s]*+(?:\*\*[^*|\n]++\*\*[|\s]*+)++")
 _COLUMN = re.compile(r"\S+(?: \S+)*")
 _COLUMN_GAP = re.compile(r"(?<=[^\s.!?:])  +(?=\S)")

@@ -11,7 +11,7 @@ from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder
 
 BLOCK_TARGET = 2_000
 _DELIMITERS = (",", "\t", ";", "|")
-_NUMBER = re.compile(r"[-+]?[\d.,' ]*\d[\d.,' ]*%?")
+_NUMBER = re.compile(r"[-+]?(?=[.,' ]*+\d)[\d.,' ]++%?")
 
 
 def read_csv(text: str, limits: ParseLimits, delimiter: str | None = None) -> Parsed:
