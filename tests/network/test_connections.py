@@ -8,6 +8,7 @@ from ipaddress import ip_network
 import pytest
 
 from anabranch.domain.errors import UpstreamError
+from anabranch.domain.shares import Claimant, claimant
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import REFUSED, AiohttpOutbound
 from support.canary_server import Canary, Names, Watch, watching
@@ -34,8 +35,8 @@ async def fetched(outbound: AiohttpOutbound, url: str, *, operator: bool = False
         return exchange.status
 
 
-async def test_requests_beyond_the_limit_on_connections_wait(canary: Canary) -> None:
-    outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=CAP, max_connections=2)
+async def test_a_caller_has_half_of_the_connections_and_its_further_requests_wait(canary: Canary) -> None:
+    outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=CAP, max_connections=4)
     assert await asyncio.gather(*(fetched(outbound, canary.url, operator=True) for _ in range(10))) == [200] * 10
     assert canary.accepted == 2
     async with Canary(b"HTTP/1.1 200 X\r\nContent-Length: 9\r\n\r\n{") as endless, contextlib.AsyncExitStack() as held:
@@ -44,6 +45,12 @@ async def test_requests_beyond_the_limit_on_connections_wait(canary: Canary) -> 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await fetched(outbound, endless.url, operator=True)
+        waiting = asyncio.create_task(fetched(outbound, canary.url, operator=True))
+        other = claimant.set(Claimant(name="user:bob"))
+        assert await fetched(outbound, canary.url, operator=True) == 200
+        claimant.reset(other)
+        assert not waiting.done()
+    assert await waiting == 200
     assert await fetched(outbound, canary.url, operator=True) == 200
     await outbound.close()
 

@@ -1,9 +1,11 @@
 """The one HTTP client: guarded addresses, capped bodies, no redirects, no cookies, no proxies."""
 
+import asyncio
 import errno
 import socket
 import ssl
 import zlib
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
@@ -15,6 +17,7 @@ from aiohttp.connector import Connection
 from yarl import URL
 
 from anabranch.domain.errors import FailureKind, UpstreamError, UpstreamTimedOut
+from anabranch.domain.shares import claimant
 from anabranch.network.addresses import AddressGuard, parse
 from anabranch.network.redaction import quoted
 
@@ -67,7 +70,8 @@ class GuardedResolver(AbstractResolver):
 class AiohttpOutbound:
     """Outbound over aiohttp. One pool for origins that the operator named, and two that are guarded: with and without
     the private addresses on the allow-list. So no caller can use a connection that it could not have opened. Where a
-    pool has `max_connections` in use (0: no limit), further requests wait for one."""
+    pool has `max_connections` in use (0: no limit), further requests wait for one; one caller has at most half as many,
+    over all pools, so that its slow upstreams leave connections for others."""
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class AiohttpOutbound:
     ) -> None:
         self._allowed_origins = frozenset(allowed_origins)
         self._max_reply_bytes = max_reply_bytes
+        self._places = CallPlaces(max_connections // 2)
         self._public = _guarded(AddressGuard(), resolver(), max_connections)
         self._allowed = _guarded(guard, resolver(), max_connections)
         self._open = _session(Connector(limit=max_connections, keepalive_timeout=IDLE_S, resolver=resolver()))
@@ -108,7 +113,50 @@ class AiohttpOutbound:
             lambda: session.request(method, target, data=body, headers=sent, allow_redirects=False, timeout=NO_TIMEOUT),
             target,
             self._max_reply_bytes,
+            self._places,
         )
+
+
+class CallPlaces:
+    """How many requests each caller has open. Those over its limit (0: there is none) wait for its own earlier ones."""
+
+    def __init__(self, each: int) -> None:
+        self._each = each
+        self._open: dict[str, int] = {}
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def take(self) -> str:
+        """Returns the name to leave with."""
+        caller = claimant.get().name
+        count = self._open.get(caller, 0)
+        if self._each and count >= self._each:
+            await self._turn(caller)
+        else:
+            self._open[caller] = count + 1
+        return caller
+
+    def leave(self, caller: str) -> None:
+        waiting = self._waiting.get(caller)
+        while waiting:
+            following = waiting.popleft()
+            if not following.done():
+                following.set_result(None)  # it has the place from now on
+                return
+        self._waiting.pop(caller, None)
+        if (count := self._open[caller] - 1) > 0:
+            self._open[caller] = count
+        else:
+            del self._open[caller]
+
+    async def _turn(self, caller: str) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(caller)
+            raise
 
 
 class Connector(aiohttp.TCPConnector):
@@ -127,14 +175,25 @@ class Connector(aiohttp.TCPConnector):
 class PendingRequest:
     """One request: entering it waits for the reply's headers, leaving it closes what was not read."""
 
-    __slots__ = ("_max_bytes", "_response", "_send", "_url")
+    __slots__ = ("_caller", "_max_bytes", "_places", "_response", "_send", "_url")
 
-    def __init__(self, send: Callable[[], Awaitable[aiohttp.ClientResponse]], url: URL, max_bytes: int) -> None:
+    def __init__(
+        self, send: Callable[[], Awaitable[aiohttp.ClientResponse]], url: URL, max_bytes: int, places: CallPlaces
+    ) -> None:
         self._send = send
         self._url = url
         self._max_bytes = max_bytes
+        self._places = places
 
     async def __aenter__(self) -> "AiohttpExchange":
+        self._caller = await self._places.take()
+        try:
+            return await self._sent()
+        except BaseException:
+            self._places.leave(self._caller)
+            raise
+
+    async def _sent(self) -> "AiohttpExchange":
         """If a reused connection is closed without a byte in reply, the server closed it as idle while we wrote. It has
         not read the request, which is sent again."""
         for left in reversed(range(RESENDS + 1)):
@@ -150,6 +209,7 @@ class PendingRequest:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        self._places.leave(self._caller)
         if self._response.content.at_eof():
             self._response.release()
         else:
