@@ -238,7 +238,8 @@ STAGES = {
     "written": "import os\nos.fsync = wait",
 }
 WAITING = """
-import time
+import signal, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run where it is ignored, as with nohup
 def wait(*_):
     print("waiting", flush=True)
     time.sleep(60)
@@ -254,8 +255,12 @@ def waiting(data: Path, program: str, *arguments: str, **variables: str) -> Iter
     command = [sys.executable, "-c", WAITING.format(program), *arguments]
     with subprocess.Popen(command, env=environment(data, **variables), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"waiting\n"
-        yield process
+        try:
+            assert process.stdout.readline() == b"waiting\n"
+            yield process
+        except BaseException:
+            process.kill()
+            raise
 
 
 def in_clear(folder: Path) -> list[str]:
