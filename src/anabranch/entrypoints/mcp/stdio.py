@@ -53,11 +53,14 @@ class StdioServer:
         self._server = server(self._tools, self._identify, self._changes)
 
     async def serve(self) -> None:
-        """Serve until standard input ends."""
+        """Serve until standard input ends, or until this is cancelled."""
         options = self._server.create_initialization_options(NotificationOptions(tools_changed=True))
         with _private_descriptors() as (source, sink):
-            async with _streams(source, sink, self._anabranch.settings.max_request_bytes) as (incoming, outgoing):
-                await self._server.run(incoming, outgoing, options)
+            try:
+                async with _streams(source, sink, self._anabranch.settings.max_request_bytes) as (incoming, outgoing):
+                    await self._server.run(incoming, outgoing, options)
+            except* anyio.BrokenResourceError:
+                pass  # the SDK passed on a message while it was ending
 
     async def reconfigure(self, servers: Mapping[str, McpServer], aggregation: Aggregation) -> None:
         """Apply another configuration, and tell the client if it changes the tools."""
