@@ -76,7 +76,7 @@ class Shelf:
 
     @property
     def address(self) -> str:
-        return f"collection:{self.owner}/{self.name}"
+        return f"collection:{self.owner}/{self.name.replace('/', '%2F')}"
 
 
 @dataclass
