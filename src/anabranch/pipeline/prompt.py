@@ -50,6 +50,7 @@ LEFT_OUT = 'Where a text has "…", a part of it was left out.'
 # Kinds of bytes for the estimate of tokens.
 LETTERS = string.ascii_letters.encode()
 SPACES = string.whitespace.encode()
+WORDS = LETTERS + SPACES
 DIGITS = string.digits.encode()
 CONTINUATIONS = bytes(range(0x80, 0xC0))
 TWO_BYTE_LEADS = bytes(range(0xC0, 0xE0))
@@ -390,11 +391,11 @@ def _has_markup(text: str) -> bool:
 async def _within(budget_tokens: int, blocks: Sequence[str]) -> Sequence[int]:
     """The indexes of the blocks that fit, best first, without those that are larger than the whole budget.
 
-    A text never has more tokens than bytes, so tokens are counted only if the bytes are over the budget.
+    Tokens are estimated only if a bound that costs less is over the budget.
     """
     everything = range(len(blocks))
     whole = "".join(blocks)
-    if len(whole.encode(errors="replace")) <= budget_tokens or (await estimated_tokens([whole]))[0] <= budget_tokens:
+    if most_tokens(whole) <= budget_tokens or (await estimated_tokens([whole]))[0] <= budget_tokens:
         return everything
     sizes = await estimated_tokens(blocks)
     kept: list[int] = []
@@ -430,6 +431,16 @@ def estimate(text: str) -> int:
     letters, digits = len(data) - len(no_letters), len(rest) - len(no_digits)
     tokens = (letters * 2) // 7 + (digits * 3) // 5 + (len(no_digits) - len(others)) // 2 + len(others)
     return max(tokens, _floor(text))
+
+
+def most_tokens(text: str) -> int:
+    """At least what `estimate` says, in about half of its time: white space counts as letters, anything else as a token
+    for each byte. Nothing is counted in a text that one would not wait for."""
+    data = text.encode(errors="replace")
+    if len(data) > INLINE_CHARACTERS:
+        return len(data)
+    others = len(data.translate(None, WORDS))
+    return max((len(data) - others) * 2 // 7 + others, _floor(text))
 
 
 def _floor(text: str) -> int:
