@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.domain.model import Endpoint, SourceReply, Status
+from anabranch.domain.model import Context, Endpoint, Query, SourceReply, Status
 from anabranch.domain.signals import BreakerState, BreakerStateChanged
+from anabranch.network.outbound import CallPlaces
 from anabranch.policies.breaker import BUCKETS, UNTRUSTED, Breaker, Policy, Upstreams
 from anabranch.testing import FakeSource, ManualClock, Recorder
 from support.examples import examples
-from support.scripted_source import BROKEN, ENDPOINT, GOOD, QUERY, REFUSED, Bench, Held, until
+from support.scripted_source import BROKEN, ENDPOINT, GOOD, QUERY, REFUSED, Bench, Held, turns, until
 
 WINDOW_S, MIN_CALLS, RATE, PAUSE_S = 30.0, 4, 0.5, 10.0
 
@@ -253,6 +254,35 @@ async def test_timeouts_count_as_failures_and_disconnected_clients_do_not() -> N
             call.cancel()
         await asyncio.wait(calls)
         assert bench.resilience.upstreams.states() == {"alice/docs": state}
+
+
+async def test_a_call_that_waits_for_its_callers_own_until_the_deadline_says_nothing_about_the_source() -> None:
+    """One caller could open the circuit of a source for all others, by asking more than it may at once."""
+    bench = Bench()
+    places = CallPlaces(1)
+
+    class AfterItsTurn(Held):
+        async def search(self, query: Query, context: Context) -> SourceReply:
+            caller = await places.take()
+            try:
+                return await super().search(query, context)
+            finally:
+                places.leave(caller)
+
+    held = AfterItsTurn()
+    source = bench.resilience.source(ENDPOINT, lambda _: held)
+    asking = asyncio.create_task(source.search(QUERY, bench.context()))
+    await until(lambda: held.asked == 1)
+    waiting = [asyncio.create_task(source.search(QUERY, bench.context(left_s=30))) for _ in range(20)]
+    await turns()
+    bench.clock.advance(30)
+    for call in waiting:
+        call.cancel()
+    await asyncio.wait(waiting)
+    assert bench.resilience.upstreams.states() == {"alice/docs": "closed"}
+    held.reply(GOOD)
+    assert await asking == GOOD
+    assert held.asked == 1
 
 
 async def test_each_upstream_call_has_a_span_and_its_context() -> None:

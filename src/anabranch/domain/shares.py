@@ -30,6 +30,8 @@ LOCAL = Claimant(name="local", operator=True)
 
 # The caller of the request that runs now; tasks that a request starts inherit it.
 claimant: ContextVar[Claimant] = ContextVar("claimant", default=LOCAL)
+# Whether the current task waits for earlier requests of its own caller: what it wants to call has not been asked.
+waits_for_own: ContextVar[bool] = ContextVar("waits_for_own", default=False)
 
 
 class Holding(Protocol):

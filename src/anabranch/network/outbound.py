@@ -17,7 +17,7 @@ from aiohttp.connector import Connection
 from yarl import URL
 
 from anabranch.domain.errors import FailureKind, UpstreamError, UpstreamTimedOut
-from anabranch.domain.shares import claimant
+from anabranch.domain.shares import claimant, waits_for_own
 from anabranch.network.addresses import AddressGuard, parse
 from anabranch.network.redaction import quoted
 
@@ -127,6 +127,8 @@ class CallPlaces:
 
     async def take(self) -> str:
         """Returns the name to leave with."""
+        if waits_for_own.get():  # an earlier call of this task never had its turn
+            waits_for_own.set(False)
         caller = claimant.get().name
         count = self._open.get(caller, 0)
         if self._each and count >= self._each:
@@ -151,8 +153,10 @@ class CallPlaces:
     async def _turn(self, caller: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
+        waits_for_own.set(True)
         try:
             await turn
+            waits_for_own.set(False)
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.leave(caller)

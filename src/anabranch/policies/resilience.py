@@ -14,6 +14,7 @@ import msgspec
 from anabranch.domain.contracts import Clock, Exchange, Generator, Source, Telemetry
 from anabranch.domain.errors import GenerationFailed, ModelNotCalled, UpstreamError, UpstreamFailure
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, SourceReply, Status, Usage
+from anabranch.domain.shares import waits_for_own
 from anabranch.domain.signals import Hedged, Retried, TokensUsed
 from anabranch.network import redaction, syft_wire
 from anabranch.policies.breaker import Breaker, Policy, Role, Upstream, UpstreamCall, Upstreams
@@ -274,8 +275,8 @@ class Resilience:
 
 
 def timed_out(context: Context, clock: Clock) -> bool:
-    """Whether a cancelled call has run out of time; otherwise its caller has disconnected."""
-    return clock.monotonic() >= context.deadline - SLACK_S
+    """Whether a cancelled call has run out of time; otherwise its caller has disconnected, or it was never made."""
+    return clock.monotonic() >= context.deadline - SLACK_S and not waits_for_own.get()
 
 
 def backoff_s(first_s: float, attempt: int, random: Random = random.random) -> float:

@@ -17,6 +17,7 @@ from anabranch.entrypoints.http.operations import PIECE_BYTES, Call, send_body
 from anabranch.network import sse
 from anabranch.policies.shares import Share
 from anabranch.telemetry.log import configured_log
+from anabranch.telemetry.refused_requests import RefusedRequests
 
 LINES = st.sampled_from(
     ["data: a", "data:b", "data", ": comment", "event: x", "id: 1", "data:  two spaces", "naïve", ""]
@@ -86,8 +87,8 @@ class Uploads:
     def call(self, *messages: dict[str, Any], declared: int | None = None) -> Call[Any]:
         headers = [] if declared is None else [(b"content-length", str(declared).encode())]
         claimant.set(Claimant(name="user:ada"))
-        log = configured_log(Settings())
-        return Call({"headers": headers}, receiving(*messages), none, 10, log, shares=self.shares)
+        refused = RefusedRequests(configured_log(Settings()))
+        return Call({"headers": headers}, receiving(*messages), none, 10, refused, shares=self.shares)
 
     @property
     def held(self) -> list[float]:

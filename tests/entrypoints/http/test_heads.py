@@ -40,6 +40,15 @@ async def test_a_head_without_end_is_cut_off() -> None:
             assert response.status == 200
 
 
+async def test_a_head_of_many_short_headers_is_cut_off() -> None:
+    """Each takes a hundred times its bytes in memory."""
+    async with running(QUIET) as server:
+        reader, writer = await connected(server.url)
+        writer.write(GET + b"a:\r\n" * (HeadCapped.max_headers + 1))
+        assert await closed(reader)
+        writer.close()
+
+
 async def test_a_long_body_is_not_taken_for_a_head() -> None:
     async with running(QUIET) as server:
         body = b'{"prompt": "' + b"x" * 300_000 + b'", "retrieval_only": true}'

@@ -49,6 +49,7 @@ from anabranch.knowledge.model import Caller
 from anabranch.pipeline.run import Run
 from anabranch.policies.shares import Held, Share
 from anabranch.telemetry.log import Log, correlation_id
+from anabranch.telemetry.refused_requests import RefusedRequests
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ class Call(Generic[T]):
     receive: Receive
     _send: Send
     max_request_bytes: int
-    _log: Log
+    _refused: RefusedRequests
     operation: "Operation[T] | None" = None
     params: Mapping[str, str] = field(default_factory=dict)
     caller: Caller = field(default_factory=Caller)
@@ -134,7 +135,7 @@ class Call(Generic[T]):
                 # Not the address of what is there: it may have the name of a document.
                 path = self.operation.path if self.operation is not None else self.scope["path"][:MAX_LOGGED_PATH]
                 peer = (self.scope.get("client") or ("",))[0]
-                self._log.info("request_refused", correlation_id=identifier, status=status, path=path, peer=peer)
+                self._refused.add(peer, correlation_id=identifier, status=status, path=path)
         await self._send(message)
 
     async def read(self) -> None:
@@ -389,6 +390,7 @@ class RequestLoop:
         self._max_request_bytes = anabranch.settings.max_request_bytes
         self._router = Router(operations)
         self._log = log
+        self._refused = RefusedRequests(log)
         self._claimant_of = claimant_of
         self._actor_of = actor_of
 
@@ -396,7 +398,7 @@ class RequestLoop:
         if scope["type"] == "websocket":
             send = _refusing_as_http(send, scope)
         scope["correlation_id"] = correlation_id(header(scope, b"x-correlation-id"))
-        call: Call[Any] = Call(scope, receive, send, self._max_request_bytes, self._log)
+        call: Call[Any] = Call(scope, receive, send, self._max_request_bytes, self._refused)
         try:
             call.operation, call.params = self._router.find(scope)
             call.max_request_bytes = min(self._max_request_bytes, call.operation.max_request_bytes)

@@ -99,10 +99,12 @@ class TooManyRequests(Exception):
 
 
 class HeadCapped(AbortsStalled, HttpToolsProtocol):
-    """uvicorn's HTTP protocol with limits on the size and time of a request's head and trailers, and on the requests
-    that arrive together; the parser has none. What is over the limits on connections is refused before its request."""
+    """uvicorn's HTTP protocol with limits on the size and time of a request's head and trailers, on the headers in
+    them, and on the requests that arrive together; the parser has none. What is over the limits on connections is
+    refused before its request."""
 
     max_head_bytes = 64 * 1024
+    max_headers = 256
     max_waiting = 32
     head_s = 30.0
     refusal_s = 1.0
@@ -188,7 +190,8 @@ class HeadCapped(AbortsStalled, HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head and self._head_bytes > self.max_head_bytes:
+        # A short header takes many times its bytes.
+        if self._is_in_head and (self._head_bytes > self.max_head_bytes or len(self.headers or ()) > self.max_headers):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
