@@ -22,7 +22,7 @@ from anabranch.knowledge.evaluate import read
 from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import NewDocument
 from anabranch.models.extractive import SUPPORTED
-from anabranch.pipeline.answer import BEST, similarity
+from anabranch.pipeline.ground import BEST, similarity
 from anabranch.pipeline.merge import merge
 from anabranch.text.support import support
 

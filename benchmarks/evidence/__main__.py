@@ -30,7 +30,7 @@ from anabranch.evidence.quotations import Quotation, quotations
 from anabranch.models.evidence import OnnxEvidence
 from anabranch.models.extractive import SUPPORTED, Written, quotes
 from anabranch.models.minilm import MiniLM
-from anabranch.pipeline.answer import EVIDENCE_DEPTH
+from anabranch.pipeline.retrieve import EVIDENCE_DEPTH
 from anabranch.text.support import support
 from benchmarks.evidence import cases as sets
 from benchmarks.evidence.cases import Case, answers, holds, interval, overlaps

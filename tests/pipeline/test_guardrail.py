@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.domain.model import Ground, Passage, SourceReply, Status
-from anabranch.pipeline.answer import BEST, ground, refusal, similarity
+from anabranch.pipeline.ground import BEST, ground, refusal, similarity
 from anabranch.text.messages import LANGUAGES
 
 

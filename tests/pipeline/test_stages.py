@@ -24,8 +24,9 @@ from anabranch.domain.model import (
     Status,
     Until,
 )
-from anabranch.pipeline.answer import Limits, Pipeline, ground, refusal
+from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.cite import cite
+from anabranch.pipeline.ground import ground, refusal
 from anabranch.pipeline.merge import merge
 from anabranch.pipeline.prompt import compose, estimate, most_tokens
 from anabranch.pipeline.run import Run

@@ -13,7 +13,8 @@ from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Qu
 from anabranch.domain.rights import grant_of_model
 from anabranch.knowledge.model import Caller, path_taken
 from anabranch.knowledge.model import Collection as KnownCollection
-from anabranch.pipeline.answer import generate, observed
+from anabranch.pipeline.answer import observed
+from anabranch.pipeline.generate import generate
 
 if TYPE_CHECKING:  # it loads numpy
     from anabranch.knowledge.knowledge import Knowledge

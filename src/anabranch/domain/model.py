@@ -230,6 +230,10 @@ class Context(Value):
     local_operator: bool = False
     boundary: str = ""
 
+    def until(self, deadline: float) -> "Context":
+        """The same with an earlier deadline, if it is one."""
+        return msgspec.structs.replace(self, deadline=deadline) if deadline < self.deadline else self
+
     def may_know_address(self, endpoint: Endpoint) -> bool:
         """Whether an error may name the endpoint's address: the request named it, or the caller is the operator."""
         return not endpoint.operator or self.operator or self.local_operator

@@ -1,65 +1,52 @@
-"""The stages of the pipeline in order. Route, fan-out, guard and generation are here; rewrite, merge, prompt and
-cite have files of their own."""
+"""The stages of the pipeline in order: each has a file of its own."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, nullcontext
+from collections.abc import Callable
 from functools import partial
-from heapq import nlargest
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from anabranch.domain.contracts import Clock, Directory, Emit, Generator, Source, Telemetry
+from anabranch.domain.contracts import Clock, Directory, Emit, Telemetry
 from anabranch.domain.errors import (
-    EmptyReply,
     GenerationFailed,
-    GenerationTimedOut,
     InvalidQuestion,
     RetrievalTimedOut,
 )
 from anabranch.domain.events import (
     AnswerEvent,
-    FellBack,
-    GenerationStarted,
     PromptComposed,
     RetrievalFinished,
     RetrievalStarted,
-    SourceReplied,
     Token,
 )
 from anabranch.domain.model import (
     Answer,
-    Citation,
     Context,
-    Delta,
     Endpoint,
     Fallback,
     Ground,
     Passage,
     Prompt,
-    Query,
     Question,
     SourceConflict,
     SourceReply,
     Status,
     Timings,
     Until,
-    Usage,
 )
-from anabranch.pipeline.cite import cite, cited
+from anabranch.pipeline.cite import cite
+from anabranch.pipeline.generate import FAILED, Generated, generate
+from anabranch.pipeline.ground import ground, refusal, similarity
 from anabranch.pipeline.merge import Merged, Merging
 from anabranch.pipeline.prompt import Compaction, compose
-from anabranch.pipeline.prompt_injection import checked_answer, checked_deltas, marked
+from anabranch.pipeline.prompt_injection import checked_answer, marked
+from anabranch.pipeline.retrieve import fan_out, route
 from anabranch.pipeline.rewrite import Rewritten, rewrite
-from anabranch.pipeline.stop import STOPPED, stopped
-from anabranch.text.messages import message
 
 if TYPE_CHECKING:
     from anabranch.evidence.judge import Judge
     from anabranch.pipeline.explain import PipelineNotes
     from anabranch.pipeline.verify import Verified, Verifier, Verifying
-    from anabranch.text.safe_markdown import SafeMarkdown
 
 
 def observed(
@@ -71,161 +58,6 @@ def observed(
         await emit(event)
 
     return emit_observed
-
-
-NO_VARIANTS: tuple[str, ...] = ()
-EVIDENCE_DEPTH = 20
-
-
-class SourceQuery(NamedTuple):
-    path: str
-    source: Source
-    query: Query
-
-
-def route(
-    question: Question,
-    directory: Directory,
-    text: str | None = None,
-    variants: tuple[str, ...] = NO_VARIANTS,
-    hypothetical: str | None = None,
-) -> tuple[SourceQuery, ...]:
-    return tuple(
-        SourceQuery(
-            path=endpoint.path,
-            source=directory.source(endpoint),
-            query=Query(
-                text=endpoint.query or text or question.text,
-                limit=_depth(question, endpoint),
-                similarity_threshold=question.similarity_threshold,
-                filters=question.filters,
-                rerank=question.rerank,
-                variants=variants,
-                hypothetical=hypothetical,
-                diversity=question.diversity,
-                raw=question.ranking is not None,
-                near_duplicates=question.profile.near_duplicates,
-                complete=question.evidence == "rank",
-                explain=question.explain,
-            ),
-        )
-        for endpoint in question.sources
-    )
-
-
-def _depth(question: Question, endpoint: Endpoint) -> int:
-    """How many passages to ask for. Evidence is looked for further down in collections, which are searched here."""
-    deeper = question.evidence == "rank" and endpoint.kind == "collection"
-    return max(question.top_k, EVIDENCE_DEPTH) if deeper else question.top_k
-
-
-async def fan_out(
-    queries: Sequence[tuple[str, Source, Query]],
-    context: Context,
-    emit: Emit,
-    clock: Clock,
-    telemetry: Telemetry,
-    budget_s: float,
-    setting: str,
-) -> tuple[SourceReply, ...]:
-    """The replies in the order of the queries; each is emitted as it arrives, at the latest after `budget_s`, which
-    `setting` sets."""
-    own = _until(context, clock.monotonic() + budget_s)
-    searching: dict[int, asyncio.Task[SourceReply]] = {}
-    late = SourceReply(
-        path="", status=Status.TIMEOUT, error=f"The source did not answer within {budget_s:.3g} seconds ({setting})."
-    )
-
-    async def ask(index: int, path: str, source: Source, query: Query) -> SourceReply:
-        began = clock.monotonic()
-        try:
-            reply = await source.search(query, own)
-        except TimeoutError:
-            reply = msgspec.structs.replace(late, path=path)
-        except asyncio.CancelledError:
-            # Of all that is cancelled, `end` has taken these out; but the whole question may be cancelled as well.
-            if index in searching or tasks[index].uncancel():
-                raise
-            reply = msgspec.structs.replace(late, path=path)
-        except Exception as error:  # noqa: BLE001  task boundary: one source's bug fails only that source
-            telemetry.crashed(error, context)
-            reply = SourceReply(path=path, status=Status.ERROR, error="Querying this source failed on our side.")
-        searching.pop(index, None)
-        reply = msgspec.structs.replace(reply, latency_ms=round((clock.monotonic() - began) * 1000))
-        await emit(SourceReplied(index=index, reply=reply))
-        return reply
-
-    def end() -> None:
-        for index in tuple(searching):
-            searching.pop(index).cancel()
-
-    # One timer for all: a time-out for each would cost as much as another source.
-    ending = asyncio.get_running_loop().call_later(budget_s, end)
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(index, *query)) for index, query in enumerate(queries)]
-            searching.update(enumerate(tasks))
-    finally:
-        ending.cancel()
-    return tuple(task.result() for task in tasks)
-
-
-# The mean is over the best passages only: sources without relevant passages must not lower it.
-BEST = 5
-
-
-def ground(replies: Sequence[SourceReply], passages: Sequence[Passage], threshold: float | None = None) -> Ground:
-    """What an answer can be based on; with a threshold, passages must be that similar to the question on average."""
-    if passages:
-        weak = threshold is not None and similarity(passages) < threshold
-        return Ground.WEAK if weak else Ground.DOCUMENTS
-    if all(reply.empty for reply in replies):
-        return Ground.NO_SOURCES
-    if all(reply.status is not Status.SUCCESS for reply in replies):
-        return Ground.ALL_FAILED
-    return Ground.NOTHING_FOUND
-
-
-def similarity(passages: Sequence[Passage]) -> float:
-    """The mean of the best scores, each weighted by itself, which the threshold is compared with. The weights keep
-    unrelated passages of a small collection from lowering the mean."""
-    best = nlargest(BEST, (passage.score for passage in passages))
-    return sum(score * score for score in best) / (sum(best) or 1.0)
-
-
-def refusal(missing: Ground, replies: Sequence[SourceReply], language: str | None = None) -> str:
-    """The text of a refusal, which says what is missing."""
-    count = len(replies)
-    answered = sum(reply.status is Status.SUCCESS for reply in replies)
-    match missing:
-        case Ground.NO_SOURCES:
-            return message("refusal_no_documents" if replies else "refusal_no_sources", language)
-        case Ground.ALL_FAILED:
-            return message("refusal_failed_one" if count == 1 else "refusal_failed_all", language, count=count)
-        case Ground.WEAK:
-            return message("refusal_weak", language)
-        case Ground.NOTHING_FOUND | Ground.DOCUMENTS if count == 1:
-            return message("refusal_nothing_one", language)
-        case Ground.NOTHING_FOUND | Ground.DOCUMENTS:
-            key = "refusal_nothing_all" if answered == count else "refusal_nothing_some"
-            return message(key, language, answered=answered, count=count)
-        case _:
-            assert_never(missing)
-
-
-class Generated(NamedTuple):
-    """What `model` has written, and why it was that one, if another one should have."""
-
-    text: str
-    usage: Usage | None
-    finish_reason: str | None
-    time_ms: int
-    model: str
-    fallback: Fallback | None = None
-    citations: tuple[Citation, ...] = ()
-    support: float | None = None
-    abstained: bool = False
-    removed_links: tuple[str, ...] = ()
 
 
 def _found(
@@ -253,100 +85,6 @@ def _with_verdicts(answer: Answer, verified: "Verified", conflicts: tuple[Source
         left_out=verified.left_out,
         conflicts=conflicts,
     )
-
-
-FAILED = "Model generation failed: "
-
-
-async def generate(
-    generator: Generator,
-    model: str,
-    prompt: Prompt,
-    context: Context,
-    emit: Emit,
-    clock: Clock,
-    timeout_s: float,
-    fallback: Fallback | None = None,
-    verifying: "Verifying | None" = None,
-) -> Generated:
-    """What the model writes; with `fallback` it replaces one that has failed. `verifying` learns what is quoted."""
-    await emit(GenerationStarted(model=model) if fallback is None else FellBack(model=model, fallback=fallback))
-    began = clock.monotonic()
-    text: list[str] = []
-    blank: list[str] = []
-    usage: Usage | None = None
-    finish_reason: str | None = None
-    support: float | None = None
-    abstained = False
-    citations: list[Citation] = []
-    checked = checked_answer(prompt) if prompt.defence else None
-    limit = nullcontext() if context.deadline - began <= timeout_s else asyncio.timeout(timeout_s)
-    context = _until(context, began + timeout_s)
-    try:
-        # Not the Run's own deadline: that one ends the question, with its own error.
-        async with limit, aclosing(generator.generate(prompt, context)) as deltas:
-            async for delta in _shown(deltas, prompt, checked):
-                usage = delta.usage or usage
-                finish_reason = delta.finish_reason or finish_reason
-                support = round(delta.support, 4) if delta.support is not None else support
-                abstained = abstained or delta.abstained
-                if delta.quotes:
-                    citations += cited(delta, sum(map(len, text)), prompt.passages)
-                if verifying is not None:
-                    verifying.learn(delta)
-                blank.append(delta.text)
-                # White space before the first word is no answer yet.
-                if delta.text if text else delta.text.strip():
-                    text.append("".join(blank))
-                    blank.clear()
-                    await emit(Token(text=text[-1]))
-            if not text and not (prompt.stop and finish_reason == STOPPED):
-                raise _empty(finish_reason)
-    except TimeoutError:
-        late = f"the model did not finish within {timeout_s:.3g} seconds (AGGREGATOR_GENERATION_TIMEOUT)."
-        raise _reported(GenerationTimedOut(late), model, _since(began, clock), started=bool(text)) from None
-    except GenerationFailed as error:
-        raise _reported(error, model, _since(began, clock), started=bool(text)) from error
-    return Generated(
-        text="".join(text),
-        usage=usage,
-        finish_reason=finish_reason,
-        time_ms=_since(began, clock),
-        model=model,
-        fallback=fallback,
-        citations=tuple(citations),
-        support=support,
-        abstained=abstained,
-        removed_links=checked.removed if checked is not None else (),
-    )
-
-
-def _shown(deltas: AsyncIterator[Delta], prompt: Prompt, checked: "SafeMarkdown | None") -> AsyncIterator[Delta]:
-    """What a model writes as the answer shows it."""
-    if prompt.stop:
-        deltas = stopped(deltas, prompt.stop)
-    return deltas if checked is None else checked_deltas(deltas, checked)
-
-
-def _empty(finish_reason: str | None) -> EmptyReply:
-    ended = f" (it ended with {finish_reason})" if finish_reason not in (None, "stop") else ""
-    return EmptyReply(f"The model's reply holds no answer{ended}.")
-
-
-def _reported(error: GenerationFailed, model: str, latency_ms: int, *, started: bool) -> GenerationFailed:
-    """The error as callers get it. It does not keep the kind of the failure: the model has been retried already."""
-    details = {**error.details, "model_path": model, "latency_ms": latency_ms}
-    reported = type(error)(f"{FAILED}{error.message}", **details)
-    reported.known_reason, reported.started = error.reason, started
-    return reported
-
-
-def _until(context: Context, deadline: float) -> Context:
-    return msgspec.structs.replace(context, deadline=deadline) if deadline < context.deadline else context
-
-
-def _since(began: float, clock: Clock) -> int:
-    return round((clock.monotonic() - began) * 1000)
 
 
 def _notes(question: Question) -> "PipelineNotes":
@@ -624,7 +362,7 @@ class Pipeline:
                 raise
             why = Fallback(failed=model.path, reason=error.reason, message=error.message.removeprefix(FAILED))
         written = await self._written_by(question.fallback, prompt, context, emit, why, verifying=verifying)
-        return written._replace(time_ms=_since(began, self._clock))
+        return written._replace(time_ms=self._since_ms(began))
 
     async def _written_by(
         self,

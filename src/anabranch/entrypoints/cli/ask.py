@@ -38,7 +38,7 @@ from anabranch.entrypoints.cli.options import json_option, settings_option
 from anabranch.entrypoints.cli.resources import require_model
 from anabranch.entrypoints.cli.terminal import flat, joined, notes, output, place_of, print_json, printable
 from anabranch.entrypoints.cli.verification import checked_sentences, conflicting_sources
-from anabranch.pipeline.answer import refusal
+from anabranch.pipeline.ground import refusal
 from anabranch.pipeline.marks import with_marks
 
 PIECE = re.compile(r"\n|[^\S\n]+|\S+")

@@ -37,7 +37,7 @@ from anabranch.entrypoints.http.query_wire import (
 )
 from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, data_frame
 from anabranch.entrypoints.verification import VerificationView, verification
-from anabranch.pipeline.answer import similarity
+from anabranch.pipeline.ground import similarity
 from anabranch.text.messages import LANGUAGES, known, language_of, message
 
 MAX_TOP_K = 8
