@@ -25,7 +25,7 @@ from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import StoreFailed
 from anabranch.knowledge.search import Searcher
-from support.knowledge_fixtures import OPERATOR, Workshop, workshop
+from support.knowledge_fixtures import OPERATOR, Workshop, flip, workshop
 from support.log_lines import Lines
 
 ANIMALS = ("Herons", "Otters", "Beavers")
@@ -42,12 +42,6 @@ async def shop(tmp_path: Path) -> AsyncIterator[Workshop]:
             opened.writer.fold()
         assert len(opened.generations.current().segments) == 3
         yield opened
-
-
-def flip(file: Path, at: int, mask: int = 1) -> None:
-    content = bytearray(file.read_bytes())
-    content[at] ^= mask
-    file.write_bytes(content)
 
 
 def another_process(shop: Workshop, damaged: Callable[[str], None] = lambda _: None) -> Knowledge:

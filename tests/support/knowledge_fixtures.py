@@ -1,5 +1,6 @@
 """Knowledge in this process with an indexer that tests run step by step, and sample records."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from anabranch.knowledge.parse import ParseLimits, parse
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.queries import QueryRecord
 from anabranch.knowledge.search import Searcher
+from anabranch.models.factory import LocalEmbedder
 from anabranch.testing import FakeEmbedder
 
 OPERATOR = Caller(operator=True)
@@ -118,3 +120,26 @@ async def workshop(folder: Path, **more: Any) -> AsyncIterator[Workshop]:
         yield opened
     finally:
         opened.database.close()
+
+
+def folder_with(folder: Path, *texts: str) -> Path:
+    """A data folder that the local embedding model goes with, with one collection of these texts."""
+    embedder = FakeEmbedder(dimensions=LocalEmbedder.dimensions)
+    embedder.name = LocalEmbedder.name
+
+    async def make() -> None:
+        async with workshop(folder, embedder=embedder) as shop:
+            await shop.collection()
+            await shop.put(*texts)
+
+    asyncio.run(make())
+    return folder
+
+
+def flip(file: Path, at: int, mask: int = 1) -> None:
+    """Damage: some bits of one byte."""
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        [before] = opened.read(1)
+        opened.seek(at)
+        opened.write(bytes([before ^ mask]))

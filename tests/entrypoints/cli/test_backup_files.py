@@ -1,6 +1,5 @@
 """The files of `anabranch backup`: damage is found and not restored, and what is interrupted leaves nothing."""
 
-import asyncio
 import fcntl
 import os
 import random
@@ -23,31 +22,20 @@ from anabranch.knowledge.integrity import run as run_check
 from anabranch.knowledge.records import backup, checksum, erasures
 from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.records.encryption import Decryption
-from anabranch.models.factory import LocalEmbedder
-from anabranch.testing import FakeEmbedder
 from support.cli_runner import Ran, Run, environment, here
 from support.full_disk import small_disk
-from support.knowledge_fixtures import workshop
+from support.knowledge_fixtures import flip, folder_with
 
 FLIPS = 200
 SECRET = "Herons keep their secrets."
+TEXTS = [f"{number} Herons eat fish." for number in range(50)]
 HEADER_BYTES = 100
 ENCRYPTED = {"AGGREGATOR_BACKUP_PASSPHRASE": "correct horse battery staple"}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made") / "data"
-    embedder = FakeEmbedder(dimensions=LocalEmbedder.dimensions)
-    embedder.name = LocalEmbedder.name
-
-    async def make() -> None:
-        async with workshop(folder, embedder=embedder) as shop:
-            await shop.collection()
-            await shop.put(SECRET, *(f"{number} Herons eat fish." for number in range(50)))
-
-    asyncio.run(make())
-    return folder
+    return folder_with(tmp_path_factory.mktemp("made") / "data", SECRET, *TEXTS)
 
 
 @pytest.fixture
@@ -77,14 +65,6 @@ def monday(run: Run, copies: Path) -> Path:
 
 def left_in(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
-
-
-def flip(file: Path, at: int, mask: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(at)
-        [before] = opened.read(1)
-        opened.seek(at)
-        opened.write(bytes([before ^ mask]))
 
 
 def verified(data: Path, file: Path, *identities: str) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """`anabranch backup` encrypts for age recipients or with a passphrase; `restore` and `verify` decrypt."""
 
-import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,8 @@ from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.records import backup, encryption
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.encryption import HEADER, Encryption
-from anabranch.models.factory import LocalEmbedder
-from anabranch.testing import FakeEmbedder
 from support.cli_runner import Run, here
-from support.knowledge_fixtures import workshop
+from support.knowledge_fixtures import folder_with
 
 SECRET = "Herons keep their secrets."
 PASSPHRASE = "correct horse battery staple"
@@ -24,17 +21,7 @@ PASSPHRASE = "correct horse battery staple"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made") / "data"
-    embedder = FakeEmbedder(dimensions=LocalEmbedder.dimensions)
-    embedder.name = LocalEmbedder.name
-
-    async def make() -> None:
-        async with workshop(folder, embedder=embedder) as shop:
-            await shop.collection()
-            await shop.put(SECRET)
-
-    asyncio.run(make())
-    return folder
+    return folder_with(tmp_path_factory.mktemp("made") / "data", SECRET)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from anabranch.knowledge.integrity import run as run_check
 from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import NAME, Database, StoreFailed
 from support.cli_runner import Run, here
-from support.knowledge_fixtures import ALICE, OPERATOR, workshop
+from support.knowledge_fixtures import ALICE, OPERATOR, flip, workshop
 
 FLIPS = 200
 DOCUMENTS = 30
@@ -51,14 +51,6 @@ def data(made: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def run(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     yield from here(data, monkeypatch, capsys)
-
-
-def flip(file: Path, at: int, mask: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(at)
-        [before] = opened.read(1)
-        opened.seek(at)
-        opened.write(bytes([before ^ mask]))
 
 
 def audit_bytes(records: Path) -> list[tuple[int, int]]:
