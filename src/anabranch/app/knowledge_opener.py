@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from anabranch.configuration.extras import require
-from anabranch.configuration.settings import Settings
+from anabranch.configuration.settings import Settings, compared
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.contracts import Embedder, Outbound, RunInThread
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.domain.model import Context, Query, Question
 from anabranch.knowledge.model import EVERYTHING, Caller
-from anabranch.knowledge.records import collections, documents, erasures
-from anabranch.knowledge.records.database import NAME, Database
+from anabranch.knowledge.records import collections, documents, erasures, used_settings
+from anabranch.knowledge.records.database import NAME, Database, StoreFailed
 from anabranch.knowledge.records.erasures import ErasureTimes
 from anabranch.knowledge.supervisor import supervised
 from anabranch.models.factory import LocalEmbedder, embedder_for, reranker_for
@@ -45,8 +45,8 @@ INDEXER = (sys.executable, "-m", "anabranch.app.indexer")
 
 class KnowledgeOpener:
     """Calling it returns the one Knowledge of this process. With `indexing` it also runs an indexer, unless another
-    process has the data folder's lock. One that is `serving` notes which stores it uses besides the data folder.
-    Searches and local models run with `run`."""
+    process has the data folder's lock. One that is `serving` notes its settings, and which stores it uses besides the
+    data folder. Searches and local models run with `run`."""
 
     def __init__(
         self,
@@ -135,6 +135,8 @@ class KnowledgeOpener:
             await database.read(lambda db: documents.check_embedder(db, embedder.name))
             if self._serving:
                 await database.write(lambda db: erasures.note_stores(db, stores_of(self._settings)))
+                with suppress(StoreFailed):  # a full disk must not keep the settings from being changed
+                    await database.write(lambda db: used_settings.note(db, compared(self._settings)))
             chosen = (self._settings, self._outbound, self._resilience, self._run)
             reranker = await asyncio.to_thread(reranker_for, *chosen)
         except BaseException:

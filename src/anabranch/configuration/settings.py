@@ -352,6 +352,14 @@ def secrets_of(settings: Settings) -> Iterator[str]:
         yield from secret_parts(value or "")
 
 
+def compared(settings: Settings) -> dict[str, str]:
+    """The value of each setting by its variable. Of secrets it is whether they are set, of the blocks of the file
+    which names they have."""
+    fields = VARIABLES | {block: block for block in BLOCKS}
+    values = {name: (field, getattr(settings, field)) for name, field in fields.items()}
+    return {name: repr(value is not None if field in SECRET else value) for name, (field, value) in values.items()}
+
+
 def variables_in_use(environment: Mapping[str, str] = os.environ, file: Path | None = None) -> list[str]:
     """The variables that are set and that the settings or the file read."""
     tracked = TrackedEnvironment(environment)
