@@ -1,7 +1,10 @@
 """Hostile replies of upstreams fail only their own part and cost little CPU."""
 
+import gzip
 import io
+import random
 import time
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, Never
@@ -10,8 +13,11 @@ import msgspec
 import pytest
 
 from anabranch.configuration.settings import Settings
+from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.model import Context, Endpoint, Passage
 from anabranch.network import syft_wire as wire
+from anabranch.network.addresses import AddressGuard
+from anabranch.network.outbound import AiohttpOutbound
 from anabranch.network.sse import events
 from anabranch.pipeline.cite import cite
 from anabranch.telemetry.log import LoggedEvents, configured_log
@@ -97,6 +103,57 @@ def test_citations_of_an_answer_full_of_markers_take_little_time(answer: str) ->
     passages = [Passage(source="o/s", title="T", text="a. " * 10_000, score=1.0)]
     with cpu_below(2):
         cite(answer, passages)
+
+
+def chunked(*pieces: bytes, coding: str = "identity") -> bytes:
+    head = f"HTTP/1.1 200 X\r\nContent-Encoding: {coding}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+def empty_blocks() -> bytes:
+    packer = zlib.compressobj(wbits=31)
+    return packer.compress(b"{}") + packer.flush(zlib.Z_SYNC_FLUSH) + b"\0\0\0\xff\xff" * 200_000 + packer.flush()
+
+
+async def read_reply(says: bytes) -> bytes:
+    outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=4_000_000)
+    try:
+        async with Canary(says) as canary, outbound.request("POST", canary.url, headers={}, operator=True) as exchange:
+            return await exchange.read()
+    finally:
+        await outbound.close()
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        chunked(*[b" "] * 300_000),
+        b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1;a=aaaaaaaaaa\r\n \r\n" * 100_000,
+        chunked(empty_blocks(), coding="gzip"),
+        b"HTTP/1.1 100 X\r\n\r\n" * 50_000,
+    ],
+    ids=["chunks of a byte", "extensions of chunks", "compressed nothing", "interim replies"],
+)
+async def test_a_reply_that_is_framing_rather_than_body_is_not_read_to_its_end(says: bytes) -> None:
+    with cpu_below(2), pytest.raises(UpstreamError, match="pieces that are too small") as refused:
+        await read_reply(says)
+    assert refused.value.failure_kind is FailureKind.UNUSABLE
+
+
+@pytest.mark.parametrize("size", [24, 30, 200, 65_536])
+async def test_a_reply_in_chunks_of_a_token_is_read_whole(size: int) -> None:
+    pieces = [b"x" * size] * (2_000_000 // size)
+    assert len(await read_reply(chunked(*pieces))) == size * len(pieces)
+
+
+async def test_fifty_thousand_events_of_a_letter_are_read_whole() -> None:
+    assert len(await read_reply(chunked(*[b"data: x\n\n"] * 50_000))) == 450_000
+
+
+async def test_a_compressed_reply_is_read_whole() -> None:
+    body = msgspec.json.encode([f"line {number}" for number in range(200_000)])
+    assert await read_reply(chunked(gzip.compress(body), coding="gzip")) == body
+    assert await read_reply(chunked(gzip.compress(random.Random(1).randbytes(3_000_000)), coding="gzip"))
 
 
 async def test_deeply_nested_json_fails_only_its_upstream(server: Server, space: Space) -> None:

@@ -8,12 +8,15 @@ import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
+from aiohttp.streams import EMPTY_PAYLOAD
 from yarl import URL
 
 from anabranch.domain.errors import FailureKind, UpstreamError, UpstreamTimedOut
@@ -31,6 +34,14 @@ NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, 
 # Shorter than the five seconds after which most servers close an idle connection.
 IDLE_S = 4.0
 RESENDS = 2
+# The body of a reply is read in pieces, and after some of them others have their turn: one read of many tiny chunks
+# takes as long as one of a hundred times the bytes.
+READ_BYTES = 64 * 1024
+READS_AT_ONCE = 4
+# What a reply may have beyond the bytes of its body, such as its head and what frames its chunks: this much, and a
+# share of the body. Chunks of 24 bytes or more are always within it: a model sends each token as one.
+FREE_FRAMING_BYTES = 192 * 1024
+FRAMING_SHARE = 0.25
 USED = "anabranch_used"
 DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 EXPECTED = (aiohttp.ClientError, OSError, ValueError, zlib.error)
@@ -163,8 +174,55 @@ class CallPlaces:
             raise
 
 
+class TinyPieces(aiohttp.ClientPayloadError):
+    """Raised where a reply is read."""
+
+
+class BoundedReplies(ResponseHandler, asyncio.BufferedProtocol):
+    """aiohttp's protocol with small reads. It ends a reply that is framing rather than body: its cost is in the parser,
+    where its reader cannot see it. `buffer` serves all connections of an event loop: each read is parsed at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, buffer: memoryview) -> None:
+        super().__init__(loop)
+        self._read_buffer = buffer
+        self._wire_bytes = 0
+
+    def set_response_params(self, **given: Any) -> None:
+        self._wire_bytes = 0
+        super().set_response_params(**given)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        return self._read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._read_buffer[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        self._wire_bytes += len(data)
+        super().data_received(data)
+        if self._wire_bytes > FREE_FRAMING_BYTES and self._is_framing():
+            payload, error = self._payload, TinyPieces()
+            self.abort()
+            for reader in (self, payload):
+                if reader is not None:
+                    reader.set_exception(error)
+
+    def _is_framing(self) -> bool:
+        """Compressed data that stand for nothing are no body either."""
+        payload = self._payload
+        if payload is None or payload is EMPTY_PAYLOAD:
+            return True
+        body = min(payload.total_raw_bytes, payload.total_bytes)
+        return self._wire_bytes - body > FREE_FRAMING_BYTES + FRAMING_SHARE * body
+
+
 class Connector(aiohttp.TCPConnector):
     """Records whether the connection of a request was used before."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        buffer = memoryview(bytearray(READ_BYTES))
+        self._factory = partial(BoundedReplies, loop=self._loop, buffer=buffer)  # type: ignore[assignment]
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
@@ -223,11 +281,12 @@ class PendingRequest:
 class AiohttpExchange:
     """A reply whose body is read within a cap on its decompressed size."""
 
-    __slots__ = ("_max_bytes", "_response", "content_type", "status")
+    __slots__ = ("_max_bytes", "_reads", "_response", "content_type", "status")
 
     def __init__(self, response: aiohttp.ClientResponse, max_bytes: int) -> None:
         self._response = response
         self._max_bytes = max_bytes
+        self._reads = 0
         self.status = response.status
         self.content_type = response.content_type
 
@@ -256,6 +315,9 @@ class AiohttpExchange:
 
     async def _next(self) -> bytes:
         """What has arrived; empty at the end of the body."""
+        self._reads += 1
+        if self._reads % READS_AT_ONCE == 0:
+            await asyncio.sleep(0)
         try:
             return await self._response.content.readany()
         except EXPECTED as error:
@@ -287,12 +349,16 @@ def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
         timeout=NO_TIMEOUT,
+        read_bufsize=READ_BYTES,
     )
 
 
 def _translated(error: Exception, url: URL) -> UpstreamError:
     """The error; if the upstream failed, with the host and the port of the URL, and nothing else of it."""
-    translated = _without_address(error)
+    if isinstance(error, TinyPieces):
+        translated = UpstreamError("The reply comes in pieces that are too small.", FailureKind.UNUSABLE)
+    else:
+        translated = _without_address(error)
     if translated.failure_kind.fault:
         host = f"[{url.host}]" if ":" in (url.host or "") else url.host
         translated.address = quoted(f"{host}:{url.port}", most=MAX_ADDRESS)
