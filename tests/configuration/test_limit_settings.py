@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from anabranch.entrypoints.cli.resources import alone
 from conftest import Server
+from support.canary_server import Canary, reply
 from support.environment import served
 from support.federation import new_key
 from support.step_requests import STEPS, begin, push, until
@@ -47,6 +49,11 @@ async def waits(server: Server, name: str, waiting: int) -> bool:
     return bool((await limit(server, name))["waiting"] == waiting)
 
 
+async def holds(server: Server, name: str, least: int) -> bool:
+    used = (await limit(server, name))["used"]
+    return bool(used >= least if least else not used)
+
+
 async def test_caller_uploads_is_how_many_arrive_at_once() -> None:
     async with served(CALLER_UPLOADS="1") as server:
         async with AsyncExitStack() as uploads:
@@ -71,9 +78,39 @@ async def test_caller_upload_bytes_and_max_upload_bytes_limit_what_is_held(setti
 
 
 @pytest.mark.parametrize(("setting", "weight"), [("CALLER_RESPONSE_BYTES", WEIGHT), ("MAX_RESPONSE_BYTES", 1)])
-async def test_caller_response_bytes_and_max_response_bytes_limit_what_is_sent(setting: str, weight: int) -> None:
-    async with served(**{setting: "1000000"}) as server:
-        assert (await limit(server, "response_bytes"))["allowed"] == weight * 1_000_000
+async def test_caller_response_bytes_and_max_response_bytes_limit_large_replies(setting: str, weight: int) -> None:
+    document = {"content": "x" * LARGE, "similarity_score": 0.9}
+    says = reply(body=msgspec.json.encode({"references": {"documents": [document]}}))
+    async with (
+        served(**{setting: str(LARGE * 3 // 2 // weight)}) as server,
+        Canary(says) as source,
+        Canary(b"HTTP/1.1 200 X\r\nContent-Length: 9\r\n\r\n{") as silent,
+    ):
+        sources = [{"url": source.url, "slug": "large"}]
+        model = {"url": silent.url, "slug": "m"}
+        first = asyncio.create_task(server.chat(prompt="x", data_sources=sources, model=model))
+        await until(lambda: holds(server, "response_bytes", LARGE))
+        second = asyncio.create_task(server.chat(prompt="x", data_sources=sources, retrieval_only=True))
+        await until(lambda: waits(server, "response_bytes", 1))
+        first.cancel()
+        assert len((await second)["sources"]) == 1
+        await until(lambda: holds(server, "response_bytes", 0))
+        both = await server.chat(
+            prompt="x", data_sources=[*sources, {"url": source.url, "slug": "b"}], retrieval_only=True
+        )
+        refused = next(one for one in both["retrieval_info"] if one["status"] == "error")
+        assert f"AGGREGATOR_{setting}" in refused["error_message"]
+
+
+async def test_a_model_reply_over_the_limit_is_a_429() -> None:
+    event = b"data: " + msgspec.json.encode({"content": "word " * 10_000}) + b"\n\n"
+    says = reply(body=event * 8).replace(b"application/json", b"text/event-stream")
+    async with served(CALLER_RESPONSE_BYTES="50000") as server, Canary(says) as upstream:
+        model = {"url": upstream.url, "slug": "m"}
+        async with server.session.post(f"{server.url}/api/v1/chat", json={"prompt": "x", "model": model}) as response:
+            assert response.status == 429
+            assert (await response.json())["details"]["limit"] == "response_bytes"
+        await until(lambda: holds(server, "response_bytes", 0))
 
 
 async def test_caller_steps_is_how_many_one_caller_runs_at_once() -> None:

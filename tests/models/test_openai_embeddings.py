@@ -10,6 +10,7 @@ import pytest
 
 from anabranch.domain.contracts import Embedder, Exchange
 from anabranch.domain.errors import EmbeddingFailed, UpstreamError
+from anabranch.domain.shares import ReplyMemory
 from anabranch.models.remote import ModelServer, OpenAIEmbeddings, api_url
 from support.model_servers import Served, served
 
@@ -205,7 +206,7 @@ class Busy:
         assert operator
         return self._exchange()
 
-    async def read(self) -> bytes:
+    async def read(self, memory: ReplyMemory | None = None) -> bytes:
         return b"{}" if self.status == 429 else b'{"data": [{"embedding": [1.0]}]}'
 
     async def chunks(self, *, endless: bool = False) -> AsyncIterator[bytes]:

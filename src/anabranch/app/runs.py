@@ -13,7 +13,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Telemetry
 from anabranch.domain.errors import InvalidQuestion, Overloaded, RateLimited, ShuttingDown
 from anabranch.domain.model import Allowance, Context, Endpoint, Question
-from anabranch.domain.shares import claimant
+from anabranch.domain.shares import claimant, reply_memory
 from anabranch.domain.signals import Rejected
 from anabranch.knowledge.key_requests import REQUESTS
 from anabranch.knowledge.model import Caller
@@ -161,6 +161,9 @@ class Runs:
         key: str | None = None,
         telemetry: Telemetry | None = None,
     ) -> Run:
+        memory = reply_memory.get()
+        if memory is not None:
+            memory.join()
         recording = self._recordings.begin() if self._recordings is not None and answerer is None else None
         if recording is not None:
             answerer, telemetry = recording.answerer, recording.telemetry
@@ -169,6 +172,8 @@ class Runs:
             if recording is not None and self._recordings is not None:
                 self._recordings.keep(recording.recorder)
             slot.leave()
+            if memory is not None:
+                memory.leave()
             self._running.discard(run)
             if not self._running:
                 self._idle.set()

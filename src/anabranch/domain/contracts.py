@@ -21,6 +21,7 @@ from anabranch.domain.model import (
     Question,
     SourceReply,
 )
+from anabranch.domain.shares import ReplyMemory
 from anabranch.domain.signals import Signal
 from anabranch.domain.steps import Breadcrumb, Directive, Expected, Fragment
 
@@ -217,7 +218,8 @@ class Exchange(Protocol):
     def header(self, name: str) -> str:
         """The value of a header; empty if there is none."""
 
-    async def read(self) -> bytes: ...
+    async def read(self, memory: ReplyMemory | None = None) -> bytes:
+        """The whole body, counted in `memory` as it arrives."""
 
     def chunks(self, *, endless: bool = False) -> AsyncIterator[bytes]:
         """`endless` is for long-lived streams: the size limit does not apply to the whole, and the caller limits the

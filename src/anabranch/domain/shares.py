@@ -48,6 +48,22 @@ class Resource(Protocol):
         ...
 
 
+class ReplyMemory(Protocol):
+    """What the current request holds of the replies of its sources and its model."""
+
+    def join(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    async def add(self, count: int) -> None:
+        """Count bytes of a reply, after waiting for one's turn; LimitReached or Overloaded if there is no room."""
+        ...
+
+
+# Nothing is counted outside a request.
+reply_memory: ContextVar[ReplyMemory | None] = ContextVar("reply_memory", default=None)
+
+
 class Limit(Value):
     """What one caller may hold at once (`each`, times its weight), and what all may hold together (`total`). `waiting`
     requests of one caller may wait until it holds less, and `queued` requests of all until all hold less. Of the total,

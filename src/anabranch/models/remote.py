@@ -22,6 +22,7 @@ from anabranch.domain.errors import (
     UpstreamTimedOut,
 )
 from anabranch.domain.model import Calibration, Context, Delta, Embedding, Endpoint, Prompt, Usage, Value
+from anabranch.domain.shares import reply_memory
 from anabranch.models.calibration import MINILM
 from anabranch.network import sse, syft_wire
 from anabranch.network.redaction import quoted
@@ -114,13 +115,13 @@ async def deltas(
     """Call a model and yield its deltas; every failure is a GenerationFailed, `with_address` if the caller may know the
     address, and then also with the hint for it. A stream without a finish reason gets one: `stop` if it ends with
     `[DONE]`, else `incomplete`."""
-    finished, pieces = False, StreamPieces()
+    finished, pieces, memory = False, StreamPieces(), reply_memory.get()
     try:
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
                 raise await refused(exchange, GenerationFailed, hint(exchange.status) if with_address else None)
             if exchange.content_type != "text/event-stream":
-                yield _whole(await exchange.read(), exchange.content_type)
+                yield _whole(await exchange.read(memory), exchange.content_type)
                 return
             events = sse.events(exchange.chunks())
             async for data in events:
@@ -129,6 +130,8 @@ async def deltas(
                     if not finished:
                         yield Delta(text="", finish_reason=COMPLETE)
                     return
+                if memory is not None:
+                    await memory.add(len(data))
                 piece = pieces.delta(data)
                 finished = finished or piece.finish_reason is not None
                 yield piece

@@ -20,7 +20,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from yarl import URL
 
 from anabranch.domain.errors import FailureKind, UpstreamError, UpstreamTimedOut
-from anabranch.domain.shares import claimant, waits_for_own
+from anabranch.domain.shares import ReplyMemory, claimant, waits_for_own
 from anabranch.network.addresses import AddressGuard, parse
 from anabranch.network.redaction import quoted
 
@@ -293,15 +293,19 @@ class AiohttpExchange:
     def header(self, name: str) -> str:
         return self._response.headers.get(name, "")
 
-    async def read(self) -> bytes:
-        if (self._response.content_length or 0) > self._max_bytes:
+    async def read(self, memory: ReplyMemory | None = None) -> bytes:
+        declared = self._response.content_length or 0
+        if declared > self._max_bytes:
             raise self._too_large()
         parts: list[bytes] = []
-        size = 0
+        size = counted = 0
         while chunk := await self._next():
             size += len(chunk)
             if size > self._max_bytes:
                 raise self._too_large()
+            if memory is not None and size > counted:
+                await memory.add(max(size, declared) - counted)
+                counted = max(size, declared)
             parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 

@@ -78,7 +78,7 @@ def _of_requests(settings: Settings) -> tuple[Limit, ...]:
             reserved=settings.max_upload_bytes * RESERVED,
         ),
         limit(
-            *("response_bytes", "documents that are sent at once"),
+            *("response_bytes", "large replies and responses at once"),
             each="caller_response_bytes",
             total="max_response_bytes",
             waiting=WAITING,

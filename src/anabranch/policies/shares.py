@@ -53,6 +53,11 @@ class Held:
         if self._share is not None:
             self._share.grow(self, units)
 
+    def count(self, units: float) -> None:
+        """Hold more, whatever the limit: it is in use already."""
+        if self._share is not None:
+            self._share.count(self, units)
+
     def leave(self) -> None:
         share, self._share = self._share, None
         if share is not None:
@@ -163,8 +168,11 @@ class Share:
             self._refuse(account)
         if self.held + units > max(self.limit.total, units):
             self._overloaded()
+        self.count(held, units)
+
+    def count(self, held: Held, units: float) -> None:
         held.units += units
-        self._add(account, units)
+        self._add(held.account, units)
 
     def release(self, held: Held) -> None:
         """Take back what a request holds, or its place in the queue; whoever is next gets it."""

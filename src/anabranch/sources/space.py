@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from anabranch.domain.contracts import Outbound
-from anabranch.domain.errors import FailureKind, UpstreamError, UpstreamTimedOut
+from anabranch.domain.errors import FailureKind, LimitReached, Overloaded, UpstreamError, UpstreamTimedOut
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status, Value
+from anabranch.domain.shares import reply_memory
 from anabranch.network import syft_wire
 
 MAX_DOCUMENTS = 1_000
@@ -110,11 +111,13 @@ class SpaceSource:
                     if exchange.status == 401 and context.may_know_address(self._endpoint):
                         message = syft_wire.with_hint(message, syft_wire.key_needed(self._endpoint))
                     return self._failed(status, message, syft_wire.failure_kind(exchange.status))
-                body = await exchange.read()
+                body = await exchange.read(reply_memory.get())
         except UpstreamError as error:
             status = Status.TIMEOUT if isinstance(error, UpstreamTimedOut) else Status.ERROR
             message = error.described(with_address=context.may_know_address(self._endpoint))
             return self._failed(status, message, error.failure_kind)
+        except (LimitReached, Overloaded) as error:
+            return self._failed(Status.ERROR, error.message, FailureKind.REQUEST)
         try:
             reply = decode(body)
         except msgspec.ValidationError as error:

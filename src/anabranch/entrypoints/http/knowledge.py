@@ -323,7 +323,7 @@ class KnowledgeSurface:
         knowledge = await self.anabranch.knowledge()
         found = await knowledge.document(call.caller, call.params["document"])
         if found.size > LARGE_BYTES:
-            await call.hold("response_bytes", found.size)
+            await call.replies.add(found.size)
         found = await knowledge.document(call.caller, found.id, content=True)
         content = found.content or ""
         begin, stop = min(start, len(content)), max(min(start, len(content)), min(end, len(content)))

@@ -28,7 +28,7 @@ from anabranch.domain.errors import (
 )
 from anabranch.domain.model import Allowance
 from anabranch.domain.rights import Scope as KeyScope
-from anabranch.domain.shares import Claimant, claimant
+from anabranch.domain.shares import Claimant, claimant, reply_memory
 from anabranch.entrypoints.http.decode_errors import field_of
 from anabranch.entrypoints.http.errors import (
     KNOWLEDGE,
@@ -47,6 +47,7 @@ from anabranch.entrypoints.http.errors import (
 )
 from anabranch.knowledge.model import Caller
 from anabranch.pipeline.run import Run
+from anabranch.policies.reply_memory import HeldReplies
 from anabranch.policies.shares import Held, Share
 from anabranch.telemetry.log import Log, correlation_id
 from anabranch.telemetry.refused_requests import RefusedRequests
@@ -113,6 +114,7 @@ class Call(Generic[T]):
     headers: Headers = ()
     counted: bool = False
     responding: bool = False
+    replies: HeldReplies = field(init=False)
     _has_arrived: bool = False
     _held: list[Held] = field(default_factory=list)
 
@@ -399,6 +401,8 @@ class RequestLoop:
             send = _refusing_as_http(send, scope)
         scope["correlation_id"] = correlation_id(header(scope, b"x-correlation-id"))
         call: Call[Any] = Call(scope, receive, send, self._max_request_bytes, self._refused)
+        call.replies = replies = HeldReplies(self._shares["response_bytes"])
+        reply_memory.set(replies)
         try:
             call.operation, call.params = self._router.find(scope)
             call.max_request_bytes = min(self._max_request_bytes, call.operation.max_request_bytes)
@@ -412,6 +416,7 @@ class RequestLoop:
             status, body = dialect.render(refusal, scope)
             await call.refuse(refusal, status, body)
         finally:
+            replies.leave()
             call.leave()
 
     async def _answer(self, call: Call[Any], operation: Operation[Any]) -> None:
@@ -436,6 +441,8 @@ class RequestLoop:
         reply = answer if isinstance(answer, Reply) else Reply(msgspec.json.encode(answer))
         status = reply.status or next(iter(operation.statuses), 200)
         private = PRIVATE if operation.identify is not None else ()
+        if private:
+            await call.replies.add_response(len(reply.body))
         with suppress(TimeoutError):  # the client does not read
             await send_response(call.send, status, reply.body, [*reply.headers, *private, *call.headers])
 

@@ -331,6 +331,7 @@ async def _send_events(
                 continue
             more = not isinstance(events[-1], TERMINAL)
             body = b"".join(map(frame, events))
+            call.replies.count_response(len(body))
             if body or not more:
                 await send_body(send, body, more=more)
 
