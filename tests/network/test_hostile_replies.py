@@ -1,8 +1,10 @@
 """Hostile replies of upstreams fail only their own part and cost little CPU."""
 
+import asyncio
 import gzip
 import io
 import random
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +22,7 @@ from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.network.sse import events
 from anabranch.pipeline.cite import cite
+from anabranch.sources import space as space_source
 from anabranch.telemetry.log import LoggedEvents, configured_log
 from anabranch.testing import Space
 from conftest import Server, ref
@@ -154,6 +157,65 @@ async def test_a_compressed_reply_is_read_whole() -> None:
     body = msgspec.json.encode([f"line {number}" for number in range(200_000)])
     assert await read_reply(chunked(gzip.compress(body), coding="gzip")) == body
     assert await read_reply(chunked(gzip.compress(random.Random(1).randbytes(3_000_000)), coding="gzip"))
+
+
+async def test_others_have_their_turn_between_the_events_of_one_read() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    assert len(await read(b"data:[\n\n" * 32_768)) == 32_768
+    counting.cancel()
+    assert turns >= 64
+
+
+EMPTY_LISTS = b"[" + b"[]," * 300_000 + b"[]]"
+
+
+async def test_a_source_reply_with_hundreds_of_thousands_of_lists_is_unusable(server: Server, space: Space) -> None:
+    for body in (EMPTY_LISTS, b'{"references":{"documents":[{"similarity_score":NaN,"x":' + EMPTY_LISTS + b"}]}}"):
+        async with Canary(reply(body=body)) as upstream:
+            answer = await server.chat(
+                prompt=PROMPT,
+                retrieval_only=True,
+                data_sources=[{"url": upstream.url, "slug": "lists"}, ref(space, "docs")],
+            )
+        lists, docs = answer["retrieval_info"]
+        assert (lists["status"], docs["status"]) == ("error", "success")
+        assert lists["error_message"] == "The reply has more than 250,000 objects and lists."
+
+
+async def test_a_model_reply_with_hundreds_of_thousands_of_lists_is_unusable(server: Server) -> None:
+    body = b'{"content": "Fine.", "x": ' + EMPTY_LISTS + b"}"
+    async with Canary(reply(body=body)) as upstream:
+        request = {"prompt": PROMPT, "model": {"url": upstream.url, "slug": "m"}}
+        async with server.session.post(f"{server.url}/api/v1/chat", json=request) as response:
+            assert response.status == 502
+            assert "more than 250,000 objects and lists" in (await response.json())["message"]
+
+
+async def test_a_large_reply_is_decoded_outside_the_event_loop(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    strictly = space_source.decode_strictly
+
+    def decode(body: bytes) -> space_source.QueryReply:
+        threads.append(threading.current_thread())
+        return strictly(body)
+
+    monkeypatch.setattr(space_source, "decode_strictly", decode)
+    for size in (1_000, 1_000_000):
+        document = {"content": "x" * size, "similarity_score": 0.9}
+        async with Canary(reply(body=msgspec.json.encode({"references": {"documents": [document]}}))) as upstream:
+            sources = [{"url": upstream.url, "slug": "large"}]
+            answer = await server.chat(prompt=PROMPT, retrieval_only=True, data_sources=sources)
+        assert len(answer["sources"]) == 1
+    small, large = threads
+    assert small is threading.current_thread() is not large
 
 
 async def test_deeply_nested_json_fails_only_its_upstream(server: Server, space: Space) -> None:

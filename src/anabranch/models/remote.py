@@ -25,6 +25,7 @@ from anabranch.domain.model import Calibration, Context, Delta, Embedding, Endpo
 from anabranch.domain.shares import reply_memory
 from anabranch.models.calibration import MINILM
 from anabranch.network import sse, syft_wire
+from anabranch.network.json_replies import decoded
 from anabranch.network.redaction import quoted
 from anabranch.network.surrogates import repair_surrogates
 from anabranch.policies.resilience import GuardedCalls, Sleep, backoff_s, refused
@@ -121,7 +122,7 @@ async def deltas(
             if not 200 <= exchange.status < 300:
                 raise await refused(exchange, GenerationFailed, hint(exchange.status) if with_address else None)
             if exchange.content_type != "text/event-stream":
-                yield _whole(await exchange.read(memory), exchange.content_type)
+                yield await _whole(await exchange.read(memory), exchange.content_type)
                 return
             events = sse.events(exchange.chunks())
             async for data in events:
@@ -153,9 +154,9 @@ async def _drain(events: AsyncIterator[str]) -> None:
                 pass
 
 
-def _whole(body: bytes, content_type: str) -> Delta:
+async def _whole(body: bytes, content_type: str) -> Delta:
     try:
-        reply = _decoded(body)
+        reply = await decoded(body, _decoded)
     except (ValueError, RecursionError) as error:
         what = "an HTML page" if content_type == "text/html" else "something else"
         raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.", FailureKind.UNUSABLE) from error

@@ -1,11 +1,14 @@
 """Server-sent events: a parser that accepts the bytes in whatever pieces they arrive."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.model import Value
 
 MAX_EVENT_BYTES = 1024 * 1024
+# So much may hold hundreds of events. After it, others have their turn.
+PIECE_BYTES = 4096
 BOM = b"\xef\xbb\xbf"
 
 
@@ -79,7 +82,10 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
     """The `data` of each event, its lines joined. The last event counts even without its blank line."""
     parser = FrameParser(MAX_EVENT_BYTES)
     async for chunk in chunks:
-        for frame in parser.feed(chunk):
-            yield frame.data
+        for start in range(0, len(chunk), PIECE_BYTES):
+            for frame in parser.feed(chunk[start : start + PIECE_BYTES]):
+                yield frame.data
+            if len(chunk) > PIECE_BYTES:
+                await asyncio.sleep(0)
     for frame in parser.feed(b"\n\n"):
         yield frame.data

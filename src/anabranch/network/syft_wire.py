@@ -10,6 +10,7 @@ import msgspec
 from anabranch.domain.contracts import Exchange, Outbound
 from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.model import Context, Endpoint, Status, Value
+from anabranch.network.json_replies import decoded
 from anabranch.network.redaction import MAX_QUOTED, quoted
 
 OUTCOMES = {
@@ -41,7 +42,6 @@ class SpaceMessage(Value):
 
 class Summary(Value):
     message: SpaceMessage | None = None
-    usage: dict[str, Any] | None = None
 
 
 def call(
@@ -104,7 +104,7 @@ async def refusal(exchange: Exchange) -> tuple[Status, str]:
     if exchange.content_type == "application/json" or exchange.content_type.endswith("+json"):
         # The status counts without the body: a 401 whose body breaks off is still a 401.
         with suppress(UpstreamError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            body = msgspec.json.decode(await exchange.read())
+            body = await decoded(await exchange.read(), msgspec.json.decode)
     status, sentence = REFUSALS.get(exchange.status, (Status.ERROR, f"It answered with an error ({exchange.status})"))
     policy = _field(body, "policy_metadata") or _field(_field(body, "detail"), "policy_metadata")
     if outcome := OUTCOMES.get(str(_field(policy, "outcome"))):

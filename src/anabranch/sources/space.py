@@ -11,6 +11,7 @@ from anabranch.domain.errors import FailureKind, LimitReached, Overloaded, Upstr
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status, Value
 from anabranch.domain.shares import reply_memory
 from anabranch.network import syft_wire
+from anabranch.network.json_replies import decoded
 
 MAX_DOCUMENTS = 1_000
 
@@ -119,7 +120,9 @@ class SpaceSource:
         except (LimitReached, Overloaded) as error:
             return self._failed(Status.ERROR, error.message, FailureKind.REQUEST)
         try:
-            reply = decode(body)
+            reply = await decoded(body, decode)
+        except UpstreamError as error:
+            return self._unusable(error.message)
         except msgspec.ValidationError as error:
             return self._unusable(f"The reply does not have the expected form: {error}.")
         except (ValueError, RecursionError):
