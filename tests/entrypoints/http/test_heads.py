@@ -1,6 +1,7 @@
 """A request's head is bounded in size and in time, and nobody else pays for one that is not."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -28,6 +29,13 @@ async def closed(reader: asyncio.StreamReader) -> bool:
             return await reader.read() == b""
         except ConnectionError:
             return True
+
+
+async def ended(reader: asyncio.StreamReader) -> None:
+    """Returns when the server has closed, after whatever it has answered."""
+    async with asyncio.timeout(5):
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
 
 
 async def test_a_head_without_end_is_cut_off() -> None:
@@ -168,3 +176,23 @@ async def ends(reader: asyncio.StreamReader) -> bool:
         except ConnectionError:
             pass
     return True
+
+
+@pytest.mark.parametrize("path", [b"/nothing", b"/api/v1/chat"])
+async def test_a_body_in_tiny_chunks_ends_its_connection(path: bytes) -> None:
+    async with running(QUIET) as server:
+        reader, writer = await connected(server.url)
+        writer.write(b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path)
+        writer.write(b"1\r\n \r\n" * 200_000)
+        await ended(reader)
+        writer.close()
+
+
+async def test_a_body_in_thousands_of_chunks_of_a_line_is_read_whole() -> None:
+    async with running(QUIET) as server:
+        reader, writer = await connected(server.url)
+        writer.write(b"POST /api/v1/chat HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        chunks = [b'{"prompt": "', *[b"x" * 64] * 10_000, b'", "retrieval_only": true}']
+        writer.write(b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()

@@ -98,14 +98,21 @@ class TooManyRequests(Exception):
     """Raised inside the parser, so that it reads no further requests."""
 
 
+class TinyChunks(Exception):
+    """Raised inside the parser, so that it reads no further chunks: each takes as long as a hundred times its bytes."""
+
+
 class HeadCapped(AbortsStalled, HttpToolsProtocol):
     """uvicorn's HTTP protocol with limits on the size and time of a request's head and trailers, on the headers in
-    them, and on the requests that arrive together; the parser has none. What is over the limits on connections is
-    refused before its request."""
+    them, on tiny chunks, and on the requests that arrive together; the parser has none. What is over the limits on
+    connections is refused before its request."""
 
     max_head_bytes = 64 * 1024
     max_headers = 256
     max_waiting = 32
+    # Of a body, further chunks must be of this many bytes on average.
+    max_chunks = 4096
+    chunk_bytes = 64
     head_s = 30.0
     refusal_s = 1.0
     max_refused = 64
@@ -115,6 +122,8 @@ class HeadCapped(AbortsStalled, HttpToolsProtocol):
     # Of a head or trailers, without the read in which they began.
     _head_bytes = 0
     _is_in_head = True
+    _chunks = 0
+    _body_bytes = 0
     _is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -160,6 +169,7 @@ class HeadCapped(AbortsStalled, HttpToolsProtocol):
         self._due = self.loop.time() + self.head_s
         self._is_in_head = True
         self._head_bytes = 0
+        self._chunks = self._body_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -173,9 +183,14 @@ class HeadCapped(AbortsStalled, HttpToolsProtocol):
         """After the last chunk, which has no body, trailers follow."""
         self._is_in_head = True
         self._head_bytes = 0
+        self._chunks += 1
+        if self._body_bytes < (self._chunks - self.max_chunks) * self.chunk_bytes:
+            self.transport.abort()
+            raise TinyChunks
 
     def on_body(self, body: bytes) -> None:
         self._is_in_head = False
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_chunk_complete(self) -> None:
