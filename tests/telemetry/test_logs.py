@@ -246,6 +246,17 @@ async def test_the_latency_of_a_failed_request_is_that_of_the_request(serve: Ser
     assert log.of("chat_request_completed")[0]["latency_ms"] >= 200
 
 
+async def test_long_names_of_a_request_are_logged_in_short(serve: Serve, space: Space, log: Log) -> None:
+    name = "n" * 100_000
+    async with serve(log_level="INFO") as server:
+        source, model = {"url": space.url, "slug": name, "owner_username": name}, {"url": space.url, "slug": name}
+        await ask(server, {"prompt": "x", "data_sources": [source], "model": model})
+        await space.wait_for(log.has("chat_request_completed"))
+    assert {line["path"] for line in log.of("data_source_query_completed")} == {name[:100]}
+    assert {line["model"] for line in log.of("model_query_completed")} == {name[:100]}
+    assert all(len(json.dumps(line)) < 3_000 for line in log.lines)
+
+
 async def test_a_cancelled_question_is_logged(serve: Serve, space: Space, log: Log) -> None:
     async with serve(log_level="INFO") as server:
         url = f"{server.url}/api/v1/chat/stream"

@@ -282,12 +282,12 @@ class LoggedEvents(SilentTelemetry):
         self._log.info(
             "chat_request_started",
             **_ids(context),
-            user_id=context.user_id,
+            user_id=context.user_id and _name(context.user_id),
             client=context.address,
             **fields,
             query_length=len(question.text),
             sources=len(question.sources),
-            model=question.model.path if question.model else None,
+            model=_name(question.model.path) if question.model else None,
         )
 
     def happened(self, event: AnswerEvent, context: Context) -> None:
@@ -296,34 +296,34 @@ class LoggedEvents(SilentTelemetry):
             case RetrievalStarted():
                 self._log.info("chat_retrieval_started", **ids, sources=len(event.sources))
                 for path in event.sources:
-                    self._log.info("data_source_query_started", **ids, path=path)
+                    self._log.info("data_source_query_started", **ids, path=_name(path))
             case SourceReplied(reply=reply):
                 write = self._log.info if reply.status is Status.SUCCESS else self._log.warning
                 write(
                     "data_source_query_completed",
                     **ids,
-                    path=reply.path,
+                    path=_name(reply.path),
                     status=reply.status,
                     documents_count=len(reply.passages),
                     latency_ms=reply.latency_ms,
                     # After the colon the message may quote the upstream.
-                    reason=reply.error.partition(":")[0] if reply.error else None,
+                    reason=sentence(reply.error.partition(":")[0]) if reply.error else None,
                 )
             case RetrievalFinished():
                 self._log.info(
                     "chat_retrieval_completed", **ids, documents_count=event.passages, latency_ms=event.time_ms
                 )
             case GenerationStarted():
-                self._log.info("chat_generation_started", **ids, model=event.model)
+                self._log.info("chat_generation_started", **ids, model=_name(event.model))
             case FellBack(fallback=fallback):
                 self._log.warning(
                     "model_query_completed",
                     **ids,
-                    model=fallback.failed,
+                    model=_name(fallback.failed),
                     status="error",
                     # After the colon the message may quote the model server.
-                    reason=fallback.message.partition(":")[0],
-                    fallback=event.model,
+                    reason=sentence(fallback.message.partition(":")[0]),
+                    fallback=_name(event.model),
                 )
             case Answered():
                 self._answered(event.answer, context, ids)
@@ -335,14 +335,14 @@ class LoggedEvents(SilentTelemetry):
             self._log.info(
                 "model_query_completed",
                 **ids,
-                model=answer.model,
+                model=_name(answer.model),
                 status="success",
                 latency_ms=answer.timings.generation_ms,
             )
         self._log.info(
             "chat_request_completed",
             **ids,
-            user_id=context.user_id,
+            user_id=context.user_id and _name(context.user_id),
             **question_fields.get(),
             status="success",
             documents_count=sum(len(reply.passages) for reply in answer.replies),
@@ -357,17 +357,17 @@ class LoggedEvents(SilentTelemetry):
             self._log.warning(
                 "model_query_completed",
                 **ids,
-                model=event.details["model_path"],
+                model=_name(str(event.details["model_path"])),
                 status="error",
                 latency_ms=event.details.get("latency_ms"),
                 # After the colon the message may quote the model server.
-                reason=event.message.removeprefix("Model generation failed: ").partition(":")[0],
+                reason=sentence(event.message.removeprefix("Model generation failed: ").partition(":")[0]),
             )
         write = self._log.info if event.code == "cancelled" else self._log.warning
         write(
             "chat_request_completed",
             **ids,
-            user_id=context.user_id,
+            user_id=context.user_id and _name(context.user_id),
             **question_fields.get(),
             status="error",
             code=event.code,
@@ -455,6 +455,11 @@ def audit_fields(record: AuditRecord) -> dict[str, str | int]:
 def label(name: str) -> str:
     """A name for a log line or a metric label: short, printable, and of a URL only the host."""
     return _printable(URL.sub(r"\1", name[: 4 * MAX_NAME])[:MAX_NAME])
+
+
+def _name(name: str) -> str:
+    """A name that a request or an upstream has chosen; a usual one as it is."""
+    return name if len(name) <= MAX_NAME else label(name)
 
 
 def sentence(text: str) -> str:
