@@ -25,7 +25,7 @@ from anabranch.domain.model import Calibration, Context, Delta, Embedding, Endpo
 from anabranch.domain.shares import reply_memory
 from anabranch.models.calibration import MINILM
 from anabranch.network import sse, syft_wire
-from anabranch.network.json_replies import decoded
+from anabranch.network.large_json import decoded
 from anabranch.network.redaction import quoted
 from anabranch.network.surrogates import repair_surrogates
 from anabranch.policies.resilience import GuardedCalls, Sleep, backoff_s, refused

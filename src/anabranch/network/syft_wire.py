@@ -10,7 +10,7 @@ import msgspec
 from anabranch.domain.contracts import Exchange, Outbound
 from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.model import Context, Endpoint, Status, Value
-from anabranch.network.json_replies import decoded
+from anabranch.network.large_json import decoded
 from anabranch.network.redaction import MAX_QUOTED, quoted
 
 OUTCOMES = {

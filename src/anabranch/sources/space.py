@@ -11,7 +11,7 @@ from anabranch.domain.errors import FailureKind, LimitReached, Overloaded, Upstr
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status, Value
 from anabranch.domain.shares import reply_memory
 from anabranch.network import syft_wire
-from anabranch.network.json_replies import decoded
+from anabranch.network.large_json import decoded
 
 MAX_DOCUMENTS = 1_000
 

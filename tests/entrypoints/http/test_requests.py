@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from starlette.datastructures import QueryParams
 
+from anabranch.entrypoints.http import operations
 from anabranch.testing import Space
 from conftest import Server, ref
 
@@ -75,3 +77,23 @@ async def test_other_addresses_and_methods_answer_in_the_same_form(server: Serve
         assert (response.status, (await response.json())["error"]) == (404, "not_found")
     async with server.session.get(f"{server.url}/api/v1/chat") as response:
         assert (response.status, (await response.json())["error"]) == (405, "method_not_allowed")
+
+
+async def test_a_request_of_hundreds_of_thousands_of_objects_is_refused_before_it_is_decoded(server: Server) -> None:
+    body = b'{"prompt": "x", "data_sources": [' + b"{}," * 300_000 + b"{}]}"
+    async with server.session.post(f"{server.url}/api/v1/chat", data=body) as response:
+        assert response.status == 422
+        assert (await response.json())["message"] == "The request has more than 250,000 objects and lists."
+
+
+async def test_a_query_string_is_parsed_once_for_each_request(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+
+    def params(query: bytes) -> QueryParams:
+        parsed.append(query)
+        return QueryParams(query)
+
+    monkeypatch.setattr(operations, "QueryParams", params)
+    async with server.session.get(f"{server.url}/v1/documents?limit=1&status=ready&sort=title") as response:
+        await response.read()
+    assert parsed == [b"limit=1&status=ready&sort=title"]

@@ -46,6 +46,7 @@ from anabranch.entrypoints.http.errors import (
     refusal_headers,
 )
 from anabranch.knowledge.model import Caller
+from anabranch.network.large_json import MAX_CONTAINERS, has_too_many_containers
 from anabranch.pipeline.run import Run
 from anabranch.policies.reply_memory import HeldReplies
 from anabranch.policies.shares import Held, Share
@@ -115,6 +116,7 @@ class Call(Generic[T]):
     counted: bool = False
     responding: bool = False
     replies: HeldReplies = field(init=False)
+    _query: QueryParams | None = None
     _has_arrived: bool = False
     _held: list[Held] = field(default_factory=list)
 
@@ -124,7 +126,9 @@ class Call(Generic[T]):
 
     @property
     def query(self) -> QueryParams:
-        return QueryParams(self.scope["query_string"])
+        if self._query is None:
+            self._query = QueryParams(self.scope["query_string"])
+        return self._query
 
     async def send(self, message: Message) -> None:
         """Sends a part of the response. The first one gets the correlation id, and is logged if it is a refusal. (A
@@ -147,6 +151,8 @@ class Call(Generic[T]):
         if not self.body:
             raise InvalidQuestion("The body is empty; send JSON.")
         if self.operation.request_type is not bytes:
+            if has_too_many_containers(self.body):
+                raise InvalidQuestion(f"The request has more than {MAX_CONTAINERS:,} objects and lists.")
             self.request = self.operation.decode(self.body)
 
     async def whole(self, max_bytes: int, within_s: float = BODY_S) -> bytes:

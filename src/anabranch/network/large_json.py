@@ -1,4 +1,4 @@
-"""Decoding of large JSON replies, which would otherwise hold the event loop."""
+"""Decoding of large JSON, which would otherwise hold the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,10 +13,14 @@ LARGE_BYTES = 256 * 1024
 MAX_CONTAINERS = 250_000
 
 
+def has_too_many_containers(body: bytes) -> bool:
+    return len(body) > LARGE_BYTES and body.count(b"{") + body.count(b"[") > MAX_CONTAINERS
+
+
 async def decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
     """The decoded reply; a large one is decoded in a thread. UpstreamError if it has far too many objects and lists."""
     if len(body) <= LARGE_BYTES:
         return decode(body)
-    if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS:
+    if has_too_many_containers(body):
         raise UpstreamError(f"The reply has more than {MAX_CONTAINERS:,} objects and lists.", FailureKind.UNUSABLE)
     return await asyncio.to_thread(decode, body)
