@@ -43,6 +43,17 @@ async def test_a_request_holds_its_replies_until_its_run_and_its_response_have_e
     assert used(share) == 0
 
 
+async def test_a_run_that_begins_after_its_request_has_ended_is_counted(share: Share) -> None:
+    replies = HeldReplies(share)
+    await replies.add(BIG)
+    replies.leave()
+    replies.join()
+    await replies.add(BIG)
+    assert used(share) == BIG
+    replies.leave()
+    assert used(share) == 0
+
+
 async def test_a_response_is_counted_once_with_its_replies_even_beyond_the_limit(share: Share) -> None:
     replies = HeldReplies(share)
     await replies.add(BIG)

@@ -131,9 +131,9 @@ async def deltas(
                     if not finished:
                         yield Delta(text="", finish_reason=COMPLETE)
                     return
-                if memory is not None:
-                    await memory.add(len(data))
                 piece = pieces.delta(data)
+                if memory is not None:
+                    await memory.add(len(piece.text))
                 finished = finished or piece.finish_reason is not None
                 yield piece
             if not finished:

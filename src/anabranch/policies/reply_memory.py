@@ -27,8 +27,10 @@ class HeldReplies:
 
     def leave(self) -> None:
         self._users -= 1
-        if not self._users and self._held is not None:
-            self._held.leave()
+        if not self._users:
+            held, self._held, self._bytes = self._held, None, 0
+            if held is not None:
+                held.leave()
 
     async def add(self, count: int) -> None:
         """Count bytes of a reply. The first large ones wait for their turn. What comes after them does not, because the
