@@ -185,11 +185,8 @@ class BoundedReplies(ResponseHandler, asyncio.BufferedProtocol):
     def __init__(self, loop: asyncio.AbstractEventLoop, buffer: memoryview) -> None:
         super().__init__(loop)
         self._read_buffer = buffer
-        self._wire_bytes = 0
-
-    def set_response_params(self, **given: Any) -> None:
-        self._wire_bytes = 0
-        super().set_response_params(**given)
+        # Of the reply to the latest request.
+        self.wire_bytes = 0
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         return self._read_buffer
@@ -198,9 +195,9 @@ class BoundedReplies(ResponseHandler, asyncio.BufferedProtocol):
         self.data_received(bytes(self._read_buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        self._wire_bytes += len(data)
+        self.wire_bytes += len(data)
         super().data_received(data)
-        if self._wire_bytes > FREE_FRAMING_BYTES and self._is_framing():
+        if self.wire_bytes > FREE_FRAMING_BYTES and self._is_framing():
             payload, error = self._payload, TinyPieces()
             self.abort()
             for reader in (self, payload):
@@ -213,11 +210,11 @@ class BoundedReplies(ResponseHandler, asyncio.BufferedProtocol):
         if payload is None or payload is EMPTY_PAYLOAD:
             return True
         body = min(payload.total_raw_bytes, payload.total_bytes)
-        return self._wire_bytes - body > FREE_FRAMING_BYTES + FRAMING_SHARE * body
+        return self.wire_bytes - body > FREE_FRAMING_BYTES + FRAMING_SHARE * body
 
 
 class Connector(aiohttp.TCPConnector):
-    """Records whether the connection of a request was used before."""
+    """Bounds replies, and records whether the connection of a request was used before."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -231,6 +228,8 @@ class Connector(aiohttp.TCPConnector):
         protocol = connection.protocol
         on_used_connection.set(hasattr(protocol, USED))
         setattr(protocol, USED, True)
+        if isinstance(protocol, BoundedReplies):
+            protocol.wire_bytes = 0
         return connection
 
 
