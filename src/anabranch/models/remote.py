@@ -107,6 +107,7 @@ Hint = Callable[[int | None], str | None]
 MAX_FINISH_REASON = 50
 COMPLETE, INCOMPLETE = "stop", "incomplete"
 LAST_BYTES_S = 0.02
+COUNTED_AT_ONCE = 4096
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -116,7 +117,7 @@ async def deltas(
     """Call a model and yield its deltas; every failure is a GenerationFailed, `with_address` if the caller may know the
     address, and then also with the hint for it. A stream without a finish reason gets one: `stop` if it ends with
     `[DONE]`, else `incomplete`."""
-    finished, pieces, memory = False, StreamPieces(), reply_memory.get()
+    finished, pieces, memory, uncounted = False, StreamPieces(), reply_memory.get(), 0
     try:
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
@@ -132,8 +133,10 @@ async def deltas(
                         yield Delta(text="", finish_reason=COMPLETE)
                     return
                 piece = pieces.delta(data)
-                if memory is not None:
-                    await memory.add(len(piece.text))
+                uncounted += len(piece.text)
+                if uncounted > COUNTED_AT_ONCE and memory is not None:
+                    await memory.add(uncounted)
+                    uncounted = 0
                 finished = finished or piece.finish_reason is not None
                 yield piece
             if not finished:
