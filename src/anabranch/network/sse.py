@@ -7,8 +7,8 @@ from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.model import Value
 
 MAX_EVENT_BYTES = 1024 * 1024
-# So much may hold two thousand events. After it, others have their turn.
-PIECE_BYTES = 16 * 1024
+# So much may hold a thousand events. After it, others have their turn.
+PIECE_BYTES = 8 * 1024
 BOM = b"\xef\xbb\xbf"
 
 
