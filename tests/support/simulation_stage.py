@@ -27,7 +27,10 @@ from anabranch.subagents.kinds import SafetySubagent
 from anabranch.subagents.payloads import CardSubagent
 
 PATIENCE_S = 3_600.0
-READERS = Limit(name="stream_readers", description="streams that are read at once")
+LIMITS = (
+    Limit(name="stream_readers", description="streams that are read at once"),
+    Limit(name="response_bytes", description="large replies and responses at once"),
+)
 
 
 class ShakyLog:
@@ -123,7 +126,7 @@ class House:
         self.revocations = Revocations(_no_keys)
         self.refusals: Counter[str] = Counter()
         self.runs = self
-        self.limits = CallerLimits({}, {"stream_readers": Share(READERS)}, {}, _nothing)
+        self.limits = CallerLimits({}, {limit.name: Share(limit) for limit in LIMITS}, {}, _nothing)
         self.timing = Timing()
 
     def rejected(self, surface: str, code: str) -> None:
