@@ -438,7 +438,10 @@ class Knowledge:
     async def publish(self, caller: Caller, name: str, owner: str, slug: str) -> Collection:
         """Publish a collection as an endpoint; Conflict if another one has its path."""
         found = await self._own_collection(caller, name)
-        if not await self._database.write(lambda db: collections.publish(db, owner, slug, found.key)):
+        by_operator = caller.operator
+        if not await self._database.write(
+            lambda db: collections.publish(db, owner, slug, found.key, by_operator=by_operator)
+        ):
             raise path_taken(f"{owner}/{slug}")
         return found
 

@@ -20,6 +20,7 @@ class PublishedEndpoint(Value):
     slug: str
     collection: int
     created_at: float
+    by_operator: bool
 
     @property
     def path(self) -> str:
@@ -135,12 +136,18 @@ def _collection(row: sqlite3.Row) -> Collection:
     )
 
 
-def publish(db: sqlite3.Connection, owner: str, slug: str, collection: int) -> bool:
-    """Publish a collection; False if the owner has another one under that slug."""
+def publish(db: sqlite3.Connection, owner: str, slug: str, collection: int, *, by_operator: bool) -> bool:
+    """Publish a collection; False if the owner has another one under that slug. What the operator publishes, again or
+    for the first time, is from then on the operator's."""
     row = db.execute("SELECT collection FROM endpoints WHERE owner = ? AND slug = ?", (owner, slug)).fetchone()
     if row is not None:
+        here = "owner = ? AND slug = ? AND collection = ?"
+        db.execute(
+            f"UPDATE endpoints SET by_operator = max(by_operator, ?) WHERE {here}",  # noqa: S608  our own names
+            (by_operator, owner, slug, collection),
+        )
         return bool(row["collection"] == collection)
-    db.execute("INSERT INTO endpoints VALUES (?, ?, ?, ?)", (owner, slug, collection, time.time()))
+    db.execute("INSERT INTO endpoints VALUES (?, ?, ?, ?, ?)", (owner, slug, collection, time.time(), by_operator))
     _record_endpoint(db, "published", owner, slug, collection)
     return True
 
@@ -157,7 +164,7 @@ def withdraw(db: sqlite3.Connection, owner: str, slug: str, collection: int | No
 def published(db: sqlite3.Connection, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
     """All published collections, or those with a slug, in the order of their paths."""
     rows = db.execute("SELECT * FROM endpoints WHERE slug = coalesce(?, slug) ORDER BY owner, slug", (slug,))
-    found = [msgspec.convert(dict(row), PublishedEndpoint) for row in rows]
+    found = [msgspec.convert(dict(row), PublishedEndpoint, strict=False) for row in rows]
     known = {one.key: one for one in by_keys(db, [one.collection for one in found])}
     return [(one, known[one.collection]) for one in found if one.collection in known]
 

@@ -427,6 +427,12 @@ EARLIER_PASSAGES = """
 ALTER TABLE queries ADD COLUMN earlier_passages TEXT;
 """
 
+# Whether the operator has published an endpoint. Others publish only their own collections under their own names.
+PUBLISHERS = """
+ALTER TABLE endpoints ADD COLUMN by_operator INTEGER NOT NULL DEFAULT 0;
+UPDATE endpoints SET by_operator = owner != (SELECT owner FROM collections WHERE key = collection);
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -443,4 +449,5 @@ MIGRATIONS = (
     LANES,
     STORED,
     EARLIER_PASSAGES,
+    PUBLISHERS,
 )
