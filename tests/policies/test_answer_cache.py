@@ -307,12 +307,10 @@ async def test_answers_with_remote_sources_are_not_cached(desk: Desk, question: 
 
 
 @pytest.mark.parametrize("profile", [CHAT, DEFENDED_CHAT])
-async def test_chat_answers_are_not_cached_because_the_callers_tokens_are_removed_from_them(
-    desk: Desk, profile: Profile
-) -> None:
+async def test_chat_answers_are_not_cached(desk: Desk, profile: Profile) -> None:
+    """The tokens of the caller are removed from them."""
     chat = msgspec.structs.replace(QUESTION, profile=profile)
-    context = msgspec.structs.replace(CONTEXT, tokens={"alice": "refunds take"})
-    await desk.ask(chat, context)
+    await desk.ask(chat)
     await desk.ask(chat)
     assert desk.writer.asked == 2
     assert desk.cache.kept == {}

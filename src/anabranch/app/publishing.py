@@ -163,11 +163,11 @@ class Publishing:
                 Publication(
                     owner=endpoint.owner,
                     slug=endpoint.slug,
-                    collection=one.id,
-                    collection_key=one.key,
+                    collection=endpoint.collection_id,
+                    collection_key=endpoint.collection,
                     by_operator=endpoint.by_operator,
                 )
-                for endpoint, one in await knowledge.published(slug)
+                for endpoint in await knowledge.published(slug)
             ]
         return found
 

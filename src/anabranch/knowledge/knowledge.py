@@ -454,11 +454,11 @@ class Knowledge:
     async def endpoints(self, caller: Caller, name: str) -> tuple[Collection, list[PublishedEndpoint]]:
         """Where a collection is published, for its owner."""
         found = await self._own_collection(caller, name)
-        return found, [endpoint for endpoint, one in await self.published() if one.key == found.key]
+        return found, await self.published(keys=[found.key])
 
-    async def published(self, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
-        """The published collections, all or those with a slug."""
-        return await self._database.read(lambda db: collections.published(db, slug))
+    async def published(self, slug: str | None = None, keys: Sequence[int] | None = None) -> list[PublishedEndpoint]:
+        """The published collections: all, or those with a slug, or of these keys."""
+        return await self._database.read(lambda db: collections.published(db, slug, keys))
 
     async def api_key(self, secret: str) -> keys.ApiKey | None:
         """The API key with this secret, unless it is revoked or has expired."""

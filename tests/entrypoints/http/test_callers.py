@@ -394,10 +394,11 @@ async def test_a_user_who_publishes_is_no_audience_until_the_operator_publishes_
             assert reply.status == 200
         assert await taken(there) == 401
         database = Database.open(seeded.folder)
-        [(_, bait)] = database.reading(lambda db: collections.published(db, "bait"))
-        assert database.writing(lambda db: collections.publish(db, "mallory", "bait", bait.key, by_operator=True))
+        [bait] = database.reading(lambda db: collections.published(db, "bait"))
+        key = bait.collection
+        assert database.writing(lambda db: collections.publish(db, "mallory", "bait", key, by_operator=True))
         assert await taken(there) == 200
-        database.writing(lambda db: collections.delete(db, bait.key))
+        database.writing(lambda db: collections.delete(db, key))
         database.close()
 
 

@@ -3,7 +3,7 @@ them."""
 
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -19,6 +19,8 @@ class PublishedEndpoint(Value):
     owner: str
     slug: str
     collection: int
+    collection_id: str
+    collection_name: str
     created_at: float
     by_operator: bool
 
@@ -161,12 +163,18 @@ def withdraw(db: sqlite3.Connection, owner: str, slug: str, collection: int | No
     return row is not None
 
 
-def published(db: sqlite3.Connection, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
-    """All published collections, or those with a slug, in the order of their paths."""
-    rows = db.execute("SELECT * FROM endpoints WHERE slug = coalesce(?, slug) ORDER BY owner, slug", (slug,))
-    found = [msgspec.convert(dict(row), PublishedEndpoint, strict=False) for row in rows]
-    known = {one.key: one for one in by_keys(db, [one.collection for one in found])}
-    return [(one, known[one.collection]) for one in found if one.collection in known]
+def published(
+    db: sqlite3.Connection, slug: str | None = None, keys: Sequence[int] | None = None
+) -> list[PublishedEndpoint]:
+    """What is published, in the order of the paths: all, or what has a slug, or is one of some collections."""
+    rows = db.execute(
+        "SELECT endpoints.*, collections.id AS collection_id, collections.name AS collection_name "
+        "FROM endpoints JOIN collections ON collections.key = endpoints.collection "
+        "WHERE slug = coalesce(:slug, slug) AND (:keys IS NULL OR collection IN (SELECT value FROM json_each(:keys))) "
+        "ORDER BY endpoints.owner, slug",
+        {"slug": slug, "keys": None if keys is None else as_json(keys)},
+    )
+    return [msgspec.convert(dict(row), PublishedEndpoint, strict=False) for row in rows]
 
 
 def _record(
