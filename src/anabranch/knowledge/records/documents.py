@@ -25,7 +25,7 @@ NameColumn = Literal["filename", "title"]
 NAME_COLUMNS: tuple[NameColumn, ...] = ("filename", "title")
 MAX_NAMES_READ = 2_000
 # What the permissions of one owner's documents may name, and how many of a short list. The index has that number, too.
-MAX_NAMES = 1_000_000
+MAX_NAMES = 250_000
 FEW_NAMES = 4
 # A page ends early where the metadata of its documents is more than this, but not before it has so many of them.
 MAX_PAGE_BYTES = 2_000_000
