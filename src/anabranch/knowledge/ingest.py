@@ -15,7 +15,7 @@ import msgspec
 
 from anabranch.domain.audit import OPERATOR, USER, Actor, acting
 from anabranch.domain.contracts import Embedder, RunInThread
-from anabranch.domain.errors import AnabranchError
+from anabranch.domain.errors import AnabranchError, QuotaReached
 from anabranch.domain.model import Embedding
 from anabranch.domain.shares import Claimant, Limit, claimant
 from anabranch.knowledge.chunking import chunk
@@ -144,7 +144,10 @@ class Ingestion:
                 documents.require_embedder(db, self._embedder.name, len(first_vectors[0].vector) // 4)
             for claim, one, vectors in results:
                 with _acting_for(claim):
-                    _store(db, claim, one, vectors)
+                    try:
+                        _store(db, claim, one, vectors)
+                    except QuotaReached as error:  # before it has changed anything
+                        jobs.finish(db, claim.key, "failed", keep_upload=True, error=error.message)
             if any(isinstance(one, AnabranchError) for one in prepared):
                 jobs.bound_failed(db)
 

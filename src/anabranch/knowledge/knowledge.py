@@ -438,7 +438,10 @@ class Knowledge:
     async def publish(self, caller: Caller, name: str, owner: str, slug: str) -> Collection:
         """Publish a collection as an endpoint; Conflict if another one has its path."""
         found = await self._own_collection(caller, name)
-        if not await self._database.write(lambda db: collections.publish(db, owner, slug, found.key)):
+        by_operator = caller.operator
+        if not await self._database.write(
+            lambda db: collections.publish(db, owner, slug, found.key, by_operator=by_operator)
+        ):
             raise path_taken(f"{owner}/{slug}")
         return found
 
@@ -451,11 +454,11 @@ class Knowledge:
     async def endpoints(self, caller: Caller, name: str) -> tuple[Collection, list[PublishedEndpoint]]:
         """Where a collection is published, for its owner."""
         found = await self._own_collection(caller, name)
-        return found, [endpoint for endpoint, one in await self.published() if one.key == found.key]
+        return found, await self.published(keys=[found.key])
 
-    async def published(self, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
-        """The published collections, all or those with a slug."""
-        return await self._database.read(lambda db: collections.published(db, slug))
+    async def published(self, slug: str | None = None, keys: Sequence[int] | None = None) -> list[PublishedEndpoint]:
+        """The published collections: all, or those with a slug, or of these keys."""
+        return await self._database.read(lambda db: collections.published(db, slug, keys))
 
     async def api_key(self, secret: str) -> keys.ApiKey | None:
         """The API key with this secret, unless it is revoked or has expired."""

@@ -130,11 +130,6 @@ class OpenAISurface(AnswerSurface):
     def _catalog(self) -> ModelCatalog:
         return ModelCatalog(self.anabranch, self.access)
 
-    @cached_property
-    def _embedding(self) -> asyncio.Semaphore:
-        """Embeds one request at a time: a large one must not take all threads from questions."""
-        return asyncio.Semaphore(1)
-
     def operations(self) -> list[Operation[Any]]:
         at = partial(Operation[Any], dialect=DIALECT, scope="ask", identify=self.access.caller, surface="openai")
         answer = partial(at, resumable=True, admission=True)
@@ -319,12 +314,13 @@ class OpenAISurface(AnswerSurface):
             ) from None
         return await earlier_turns(self.anabranch, call.caller, conversation, identifier)
 
-    async def _vectors(self, texts: Sequence[str]) -> list[Embedding]:
-        """A few at a time, so that it ends soon after its client has left."""
+    async def _vectors(self, call: Call[Any], texts: Sequence[str]) -> list[Embedding]:
+        """A few at a time, so that it ends soon after its client has left, and one request of a caller at a time: a
+        large one must not take all threads from questions."""
         found: list[Embedding] = []
-        async with self._embedding:
-            for begin in range(0, len(texts), EMBEDDED_AT_ONCE):
-                found += await self.anabranch.knowledge.embedder.embed(texts[begin : begin + EMBEDDED_AT_ONCE])
+        await call.hold("embeddings")
+        for begin in range(0, len(texts), EMBEDDED_AT_ONCE):
+            found += await self.anabranch.knowledge.embedder.embed(texts[begin : begin + EMBEDDED_AT_ONCE])
         return found
 
     async def _embed(self, call: Call[EmbeddingRequest]) -> Reply:
@@ -341,7 +337,7 @@ class OpenAISurface(AnswerSurface):
             call.headers = rate_headers(allowance)
             try:
                 async with asyncio.timeout(self.anabranch.settings.total_timeout):
-                    found = await while_connected(call, self._vectors(texts))
+                    found = await while_connected(call, self._vectors(call, texts))
             except TimeoutError:
                 raise DeadlineExceeded("The texts could not be embedded in time; send fewer of them.") from None
         tokens = sum(max(1, one) for one in await estimated_tokens(texts))
