@@ -427,6 +427,16 @@ EARLIER_PASSAGES = """
 ALTER TABLE queries ADD COLUMN earlier_passages TEXT;
 """
 
+# The groups of the asker's key, as JSON; null: an operator's key. Entries of before have those of all keys that their
+# user had until then: a key that has less may not read them.
+KEY_GROUPS = """
+ALTER TABLE queries ADD COLUMN key_groups TEXT DEFAULT '[]';
+UPDATE queries SET key_groups = known.names FROM (
+    SELECT user, iif(max(operator), NULL, json_group_array(DISTINCT value) FILTER (WHERE value IS NOT NULL)) AS names
+    FROM keys LEFT JOIN json_each(keys.groups) GROUP BY user
+) AS known WHERE queries.user = known.user AND known.names IS NOT '[]';
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -443,4 +453,5 @@ MIGRATIONS = (
     LANES,
     STORED,
     EARLIER_PASSAGES,
+    KEY_GROUPS,
 )
