@@ -228,10 +228,15 @@ def test_entries_of_the_version_before_groups_are_for_keys_with_the_rights_of_al
     tmp_path: Path,
 ) -> None:
     """With which key they were asked is not known."""
-    users: dict[str, list[tuple[str, ...]]] = {"plain": [()], "staff": [("staff",), ("staff", "board"), ()], "token": []}
+    users: dict[str, list[tuple[str, ...]]] = {
+        "plain": [()],
+        "staff": [("staff",), ("staff", "board"), ()],
+        "token": [],
+        "chief": [()],
+    }
     with closing(connect(tmp_path / NAME)) as db:
         migrate(db, MIGRATIONS[: MIGRATIONS.index(KEY_GROUPS)])
-        for user, given in (*users.items(), ("chief", [()])):
+        for user, given in users.items():
             for groups in given:
                 keys.create(db, user=user, groups=groups)
             asked_then = (user, user, "talk", "Before?", None, "[]", "null", 5, None, None, 1, 2, MIDNIGHT, "cli", "{}")
@@ -239,7 +244,7 @@ def test_entries_of_the_version_before_groups_are_for_keys_with_the_rights_of_al
             db.execute(f"INSERT INTO queries VALUES ({', '.join('?' * len(columns))})", columns)
         keys.create(db, user="chief", operator=True)
     readers = [
-        *(Caller(user=user) for user in (*users, "chief")),
+        *(Caller(user=user) for user in users),
         Caller(user="staff", groups=("staff",)),
         Caller(user="staff", groups=("board", "staff")),
         Caller(user="token", groups=("staff",)),
@@ -252,7 +257,7 @@ def test_entries_of_the_version_before_groups_are_for_keys_with_the_rights_of_al
         ]
         every = database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter()))
     assert found == [True, False, True, False, False, True, True, False]
-    assert {one.entry.id for one in every} == {*users, "chief"}
+    assert {one.entry.id for one in every} == set(users)
 
 
 @pytest.mark.parametrize("version", [1, 2])
