@@ -502,6 +502,13 @@ class Knowledge:
             return []
         return await self._database.read(lambda db: logged_queries.turns(db, caller, conversation, limit, last))
 
+    async def turns_by_id(self, caller: Caller, ids: Sequence[str]) -> dict[str, Turn | None]:
+        """The caller's own questions of these ids, which are given oldest first; None stands for one whose answer is
+        withheld. Guests have none."""
+        if _is_guest(caller):
+            return {}
+        return await self._database.read(lambda db: logged_queries.turns_by_id(db, caller, ids))
+
     async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> queries.Rated | None:
         """Feedback on a question of the caller's own; None if there is none of that id."""
         return await self._database.write(lambda db: queries.rate(db, query, caller, rating, comment))

@@ -441,6 +441,16 @@ UPDATE documents SET names = json_array_length(allowed_users) + json_array_lengt
 CREATE INDEX documents_by_names ON documents (owner, names_digest, names) WHERE names > 4;
 """
 
+# The groups of the asker's key, as JSON; null: an operator's key. Entries of before have those of all keys that their
+# user had until then: a key that has less may not read them.
+KEY_GROUPS = """
+ALTER TABLE queries ADD COLUMN key_groups TEXT DEFAULT '[]';
+UPDATE queries SET key_groups = known.names FROM (
+    SELECT user, iif(max(operator), NULL, json_group_array(DISTINCT value) FILTER (WHERE value IS NOT NULL)) AS names
+    FROM keys LEFT JOIN json_each(keys.groups) GROUP BY user
+) AS known WHERE queries.user = known.user AND known.names IS NOT '[]';
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -459,4 +469,5 @@ MIGRATIONS = (
     EARLIER_PASSAGES,
     PUBLISHERS,
     NAMES,
+    KEY_GROUPS,
 )
