@@ -48,7 +48,7 @@ from anabranch.knowledge.records import (
     queries,
 )
 from anabranch.knowledge.records.collections import PublishedEndpoint
-from anabranch.knowledge.records.cursors import Cursors
+from anabranch.knowledge.records.cursors import Cursors, ListName
 from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.erasures import Erasure, ErasureSubject, ErasureTimes
 from anabranch.knowledge.records.logged_queries import LoggedAnswer, LoggedQuery, QueryFilter, Turn
@@ -261,10 +261,10 @@ class Knowledge:
         wanted = lookup.ListFilter(collection=key, status=status, connector_id=connector_id)
         return await self._with_catalog(lambda db, catalog: lookup.page(db, catalog, caller, wanted, after, limit))
 
-    async def cursors(self) -> Cursors:
-        """Converts document keys to opaque cursors and back."""
-        found = await self._database.read(cursors.existing)
-        return found if found is not None else await self._database.write(cursors.create)
+    async def cursors(self, of: ListName) -> Cursors:
+        """Converts the keys of a list to opaque cursors and back."""
+        found = await self._database.read(lambda db: cursors.existing(db, of))
+        return found if found is not None else await self._database.write(lambda db: cursors.create(db, of))
 
     async def document(self, caller: Caller, name: str, *, content: bool = False) -> StoredDocument:
         """The document with this id, file name or title."""
