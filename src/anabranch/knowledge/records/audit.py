@@ -32,6 +32,7 @@ MAX_GRANTED = 20
 FORGOTTEN_PER_RECORD = 500
 EXPIRED_AT_ONCE = 10_000
 MAX_FINDINGS = 100
+DIGESTS = "SELECT digest FROM audit_names WHERE subject IN (SELECT value FROM json_each(?))"
 FORGET, EXPIRE = "audit.names_forgotten", "audit.expired"
 NO_NAME = b""
 # The columns that the hash covers, with SQLite's type of each.
@@ -149,7 +150,7 @@ def _encoded(values: Sequence[Any]) -> bytes:
 def forget(db: sqlite3.Connection, *subjects: str) -> int:
     """Forget the names of some subjects; returns how many. A subject is the `object` of a record, such as
     `document:ID`, or a person or group: `user:NAME` (with the addresses, the keys and the published paths of that
-    user), `group:NAME`."""
+    user, and the titles of documents that the user has sent), `group:NAME`."""
     users = [one.removeprefix(USER) for one in subjects if one.startswith(USER)]
     found = db.execute(
         "SELECT digest FROM audit_names WHERE subject IN (SELECT value FROM json_each(:subjects)) "
@@ -157,7 +158,7 @@ def forget(db: sqlite3.Connection, *subjects: str) -> int:
         "EXISTS (SELECT 1 FROM json_each(:users) WHERE substr(name, 1, length(value) + 1) = value || '/')",
         {"subjects": as_json(subjects), "users": as_json(users), "prefix": USER},
     )
-    digests = [bytes(row[0]) for row in found]
+    digests = list(dict.fromkeys([*(bytes(row[0]) for row in found), *(_titles_sent_by(db, users) if users else ())]))
     db.executemany("DELETE FROM audit_names WHERE digest = ?", ((one,) for one in digests))
     for start in range(0, len(digests), FORGOTTEN_PER_RECORD):
         names = [one.hex() for one in digests[start : start + FORGOTTEN_PER_RECORD]]
@@ -168,12 +169,21 @@ def forget(db: sqlite3.Connection, *subjects: str) -> int:
 def created_by(db: sqlite3.Connection, kind: str, users: Iterable[str]) -> list[str]:
     """What these users have created of a kind, such as `collection`, also if it was deleted since. This must be asked
     before the names of the users are forgotten."""
-    actors = "SELECT digest FROM audit_names WHERE subject IN (SELECT value FROM json_each(?))"
     found = db.execute(
-        f"SELECT object FROM audit WHERE action = ? AND actor IN ({actors})",  # noqa: S608  our own names
+        f"SELECT object FROM audit WHERE action = ? AND actor IN ({DIGESTS})",  # noqa: S608  our own names
         (f"{kind}.created", as_json([f"{USER}{user}" for user in users])),
     )
     return [row[0] for row in found]
+
+
+def _titles_sent_by(db: sqlite3.Connection, users: Iterable[str]) -> list[bytes]:
+    """The digests of the titles with which users have sent documents, also of those that are somebody else's now."""
+    found = db.execute(
+        "SELECT DISTINCT name FROM audit WHERE action IN ('document.added', 'document.replaced', 'document.failed') "  # noqa: S608
+        f"AND actor IN ({DIGESTS}) AND name IN (SELECT digest FROM audit_names)",
+        (as_json([f"{USER}{user}" for user in users]),),
+    )
+    return [bytes(row[0]) for row in found]
 
 
 def erase(db: sqlite3.Connection, erased: Erased) -> int:

@@ -405,18 +405,24 @@ def drop(db: sqlite3.Connection, document_id: str) -> None:
 
 def documents_in(db: sqlite3.Connection, collection: int) -> list[str]:
     """The documents that were sent to a collection, also those that were never stored."""
-    return _sent(db, "jobs.collection = ?", collection)
+    return _sent(db, "jobs.collection = :collection", collection=collection)
 
 
 def documents_of(db: sqlite3.Connection, user: str) -> list[str]:
-    """The documents that a user has sent, and those sent to the user's collections, also if they were never stored."""
-    return _sent(db, "jobs.owner = ? OR jobs.collection IN (SELECT key FROM collections WHERE owner = ?)", user, user)
+    """The documents that a user has sent, and those sent to the user's collections, also if they were never stored.
+    Those that somebody else has replaced in another's collection are no longer the user's."""
+    replaced = (
+        "EXISTS (SELECT 1 FROM documents WHERE id = items.document_id AND owner != :user)",
+        "EXISTS (SELECT 1 FROM open_items WHERE document_id = items.document_id AND owner != :user)",
+    )
+    sent = f"jobs.owner = :user AND NOT ({' OR '.join(replaced)})"
+    return _sent(db, f"{sent} OR jobs.collection IN (SELECT key FROM collections WHERE owner = :user)", user=user)
 
 
-def _sent(db: sqlite3.Connection, which: str, *values: str | int) -> list[str]:
+def _sent(db: sqlite3.Connection, which: str, **values: str | int) -> list[str]:
     """Without those that are erased already."""
-    query = f"SELECT DISTINCT document_id FROM items JOIN jobs ON jobs.key = job WHERE arrived != ? AND ({which})"  # noqa: S608
-    return [row[0] for row in db.execute(query, (as_json(BLANK), *values))]
+    query = f"SELECT DISTINCT document_id FROM items JOIN jobs ON jobs.key = job WHERE arrived != :blank AND ({which})"  # noqa: S608
+    return [row[0] for row in db.execute(query, {"blank": as_json(BLANK), **values})]
 
 
 def erase(db: sqlite3.Connection, erased: Erased) -> int:
