@@ -141,7 +141,7 @@ async def test_an_erased_user_leaves_a_record_of_each_permission_and_key_that_go
         revoked, _ = await room.create_api_key(KeyRequest(user="bob"), ())
         await room.revoke_api_key(revoked.id)
         before = records(opened.database)[0].seq
-        erasure = await room.erase(user="bob")
+        erasure, _ = await room.erase(user="bob")
         since = {one.action: one for one in records(opened.database) if one.seq > before}
         assert (since["key.revoked"].object, since["key.revoked"].name) == (f"key:{bobs.id}", None)
         for action in ("document.permissions_changed", "collection.permissions_changed"):

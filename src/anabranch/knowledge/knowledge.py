@@ -50,7 +50,7 @@ from anabranch.knowledge.records import (
 from anabranch.knowledge.records.collections import PublishedEndpoint
 from anabranch.knowledge.records.cursors import Cursors, ListName
 from anabranch.knowledge.records.database import Connection, Database
-from anabranch.knowledge.records.erasures import Erasure, ErasureSubject, ErasureTimes
+from anabranch.knowledge.records.erasures import Erasure, ErasureTimes
 from anabranch.knowledge.records.logged_queries import LoggedAnswer, LoggedQuery, QueryFilter, Turn
 from anabranch.knowledge.search import Searcher, SearchHits
 
@@ -58,6 +58,7 @@ T = TypeVar("T")
 
 MAX_DOCUMENTS = 1_000
 MAX_METADATA = 64 * 1024
+UNKNOWN_USER = "The records name no user {!r}, or no longer. Check how the name is written: anabranch keys list"
 
 
 class Knowledge:
@@ -347,18 +348,24 @@ class Knowledge:
 
         return await self._database.write(write, deleting=True)
 
-    async def erase(self, *, document: str | None = None, user: str | None = None) -> Erasure:
+    async def erase(self, *, document: str | None = None, user: str | None = None) -> tuple[Erasure, str | None]:
         """Erase a document, by its id also if it was deleted before, or a user: from the records now, and from
-        everything else as soon as possible. For the operator."""
+        everything else as soon as possible. For the operator. Also returns a warning if the records do not know the
+        user: what else there is, such as streams and sessions in Redis, is erased nevertheless."""
         if (document is None) == (user is None):
             raise InvalidQuestion("Name a document or a user, one of the two.")
         if user is not None and not user.strip():
             raise InvalidQuestion("The name of the user is empty.")
-        what: ErasureSubject = "document" if user is None else "user"
-        erased = Erased(users=(user,)) if user is not None else await self._document_erased(document or "")
-        return await self._database.write(
-            lambda db: erasures.request(db, what, erased, self._erasure_times, now=True), deleting=True
-        )
+        erased = None if document is None else await self._document_erased(document)
+
+        def write(db: Connection) -> tuple[Erasure, str | None]:
+            if erased is not None:
+                return erasures.request(db, "document", erased, self._erasure_times, now=True), None
+            name = key_requests.written_name(user or "", lambda one: erasures.knows_user(db, one))
+            warning = None if erasures.knows_user(db, name) else UNKNOWN_USER.format(name)
+            return erasures.request(db, "user", Erased(users=(name,)), self._erasure_times, now=True), warning
+
+        return await self._database.write(write, deleting=True)
 
     async def _document_erased(self, name: str) -> Erased:
         """An id comes before names, also that of a deleted document: others may have named theirs like it."""

@@ -350,6 +350,16 @@ def test_a_restore_says_how_many_keys_it_makes_valid_again(run: Run, data: Path,
     assert "revoked or rotated after the backup are valid again" in restored()
 
 
+def test_the_erasure_of_an_unknown_user_says_so(run: Run) -> None:
+    assert run("keys", "create", "--user", "Zoe\u0308").code == 0
+    erased = run("erase", "--user", "Zoe\u0308", "--yes")
+    assert (erased.code, "Erased the user and 0 documents" in erased.err, "no user" in erased.err) == (0, True, False)
+    unknown = run("erase", "--user", "nobody", "--yes")
+    assert (unknown.code, "The records name no user 'nobody'" in unknown.err) == (0, True)
+    assert "Erased what is outside of the records." in unknown.err
+    assert "no user 'nobody'" in json.loads(run("erase", "--user", "nobody ", "--yes", "--json").out)["warning"]
+
+
 def test_a_backup_is_restored_into_an_empty_folder(run: Run, data: Path, tmp_path: Path) -> None:
     assert run("backup", str(tmp_path / "b")).code == 0
     fresh = tmp_path / "fresh" / "data"

@@ -416,6 +416,15 @@ async def test_what_is_erased_must_be_said(tmp_path: Path, models_dir: Path) -> 
         assert (await there.call("GET", "/v1/erasures/none", who="root")).status == 404
 
 
+async def test_the_erasure_of_an_unknown_user_says_so(tmp_path: Path, models_dir: Path) -> None:
+    async with opened(tmp_path, models_dir) as there:
+        reply = await there.call("POST", "/v1/erasures", {"user": "nobody-at-all"}, who="root")
+        assert (reply.status, "no user 'nobody-at-all'" in reply.body["warning"]) == (202, True)
+        reply = await there.call("POST", "/v1/erasures", {"user": "bob "}, who="root")
+        assert (reply.status, reply.body["warning"]) == (202, None)
+        assert (await there.call("GET", "/v1/documents", who="bob")).status == 401
+
+
 def test_every_table_says_whether_it_can_hold_what_is_erased(tmp_path: Path) -> None:
     with closing(Database.open(tmp_path)) as database, closing(connect(database.path)) as db:
         names = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

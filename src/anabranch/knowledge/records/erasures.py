@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from anabranch.domain.audit import AuditEntry
+from anabranch.domain.audit import USER, AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records import audit, collections, documents, jobs, keys, queries
@@ -59,6 +59,19 @@ TABLES = {
     "audit": False,  # ids and salted hashes
     "audit_chain": False,
 }
+# The rows that name a user.
+NAMING = (
+    "keys WHERE user = :user",
+    "queries WHERE user = :user",
+    "query_counts WHERE user = :user",
+    "jobs WHERE owner = :user",
+    "collections WHERE owner = :user",
+    "documents WHERE owner = :user",
+    "audit_names WHERE :prefix || :user IN (subject, name)",
+    "collections, json_each(settings, '$.default_permissions.allowed_users') WHERE value = :user",
+    "documents, json_each(allowed_users) WHERE value = :user",
+    "items, json_each(arrived, '$.permissions.allowed_users') WHERE value = :user",
+)
 # The fact that names the stores outside of the data folder.
 OUTSIDE = "stores_outside"
 PARTIAL = ".partial"
@@ -196,6 +209,12 @@ def knows(db: sqlite3.Connection, document: str) -> bool:
         "SELECT 1 FROM erasures, json_each(documents) WHERE value = ?",
     )
     return any(db.execute(f"{query} LIMIT 1", (document,)).fetchone() for query in named)
+
+
+def knows_user(db: sqlite3.Connection, user: str) -> bool:
+    """Whether the records name a user, other than as one to be erased."""
+    values = {"user": user, "prefix": USER}
+    return any(db.execute(f"SELECT 1 FROM {one} LIMIT 1", values).fetchone() for one in NAMING)  # noqa: S608  ours
 
 
 def erased_since(db: sqlite3.Connection, documents: Iterable[str], moment: float) -> bool:
