@@ -323,6 +323,8 @@ class Knowledge:
             found = _changeable(db, caller, identifier)
             if not found.searchable:
                 raise Conflict(f"{found.title!r} is {found.status}, not stored; send it again to change it.")
+            if permissions is not None:
+                jobs.overrule(db, found.id)
             described = found.metadata if metadata is None else metadata
             changed = documents.describe(
                 db,
