@@ -58,7 +58,6 @@ T = TypeVar("T")
 
 MAX_DOCUMENTS = 1_000
 MAX_METADATA = 64 * 1024
-UNKNOWN_USER = "The records name no user {!r}, or no longer. Check how the name is written: anabranch keys list"
 
 
 class Knowledge:
@@ -274,7 +273,7 @@ class Knowledge:
             found = lookup.find(db, caller, name)
             return documents.with_text(db, found) if content else found
 
-        return await self._database.read(read)
+        return await self._look_up(caller, name, read)
 
     async def chunks(self, caller: Caller, name: str, begin: int, limit: int) -> tuple[list[ChunkView], int]:
         """The chunks of the document with this id, file name or title from an index on, and how many it has."""
@@ -283,11 +282,19 @@ class Knowledge:
             found = lookup.find(db, caller, name)
             return documents.chunks_of(db, found.id, begin, limit), found.chunk_count if found.searchable else 0
 
-        return await self._database.read(read)
+        return await self._look_up(caller, name, read)
+
+    async def _look_up(self, caller: Caller, name: str, read: Callable[[Connection], T]) -> T:
+        """The result of a look-up. If there is no such document, the error suggests similar names."""
+        try:
+            return await self._database.read(read)
+        except NotFound as error:
+            hint = await self._with_catalog(lambda db, catalog: lookup.similar(db, catalog, caller, name))
+            raise NotFound(f"{error.message}{hint}") from None
 
     async def retry(self, caller: Caller, name: str) -> str:
         """Queue a failed document again, by id, file name or title; returns the id of the job that ingests it."""
-        identifier = (await self._database.read(lambda db: lookup.find_failed(db, caller, name))).document_id
+        identifier = (await self._look_up(caller, name, lambda db: lookup.find_failed(db, caller, name))).document_id
 
         def write(db: Connection) -> str:
             failed = lookup.find_failed(db, caller, identifier)
@@ -358,24 +365,24 @@ class Knowledge:
             raise InvalidQuestion("Name a document or a user, one of the two.")
         if user is not None and not user.strip():
             raise InvalidQuestion("The name of the user is empty.")
-        erased = None if document is None else await self._document_erased(document)
+        identifier = "" if document is None else await self._document_to_erase(document)
 
         def write(db: Connection) -> tuple[Erasure, str | None]:
-            if erased is not None:
+            if user is None:
+                erased = Erased(documents=(identifier,))
                 return erasures.request(db, "document", erased, self._erasure_times, now=True), None
-            name = key_requests.written_name(user or "", lambda one: erasures.knows_user(db, one))
-            warning = None if erasures.knows_user(db, name) else UNKNOWN_USER.format(name)
+            name = key_requests.written_name(user, lambda one: erasures.knows_user(db, one))
+            warning = None if erasures.knows_user(db, name) else erasures.UNKNOWN_USER.format(name)
             return erasures.request(db, "user", Erased(users=(name,)), self._erasure_times, now=True), warning
 
         return await self._database.write(write, deleting=True)
 
-    async def _document_erased(self, name: str) -> Erased:
+    async def _document_to_erase(self, name: str) -> str:
         """An id comes before names, also that of a deleted document: others may have named theirs like it."""
-
-        def read(db: Connection) -> str:
-            return name if erasures.knows(db, name) else lookup.find_only(db, Caller(operator=True), name).id
-
-        return Erased(documents=(await self._database.read(read),))
+        caller = Caller(operator=True)
+        return await self._look_up(
+            caller, name, lambda db: name if erasures.knows(db, name) else lookup.find_only(db, caller, name).id
+        )
 
     async def erasure(self, identifier: str) -> Erasure:
         found = await self._database.read(lambda db: erasures.by_id(db, identifier))

@@ -72,6 +72,7 @@ NAMING = (
     "documents, json_each(allowed_users) WHERE value = :user",
     "items, json_each(arrived, '$.permissions.allowed_users') WHERE value = :user",
 )
+UNKNOWN_USER = "The records name no user {!r}, or no longer. Check how the name is written: anabranch keys list"
 # The fact that names the stores outside of the data folder.
 OUTSIDE = "stores_outside"
 PARTIAL = ".partial"
