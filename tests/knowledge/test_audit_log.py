@@ -306,6 +306,18 @@ def test_a_change_is_refused_if_its_record_is_ignored(database: Database, ignore
     assert database.reading(keys.listed) == []
 
 
+@pytest.mark.parametrize("ahead", ["21", "999999999", "9" * 40, "-1", "none"])
+def test_a_record_that_is_noted_as_passed_on_before_it_is_there_is_found(database: Database, ahead: str) -> None:
+    filled(database, 10)
+    head = 20
+    for reader, seq in (("log", head), ("otlp", 0)):
+        database.writing(partial(audit.set_passed_on, reader=reader, seq=seq))
+    assert problems(database) == []
+    database.writing(lambda db: db.execute("UPDATE facts SET value = ? WHERE name = 'audit_otlp'", (ahead,)))
+    problem = f"0: Records up to {ahead} are noted as passed on (audit_otlp), and the newest one is {head}."
+    assert problems(database) == [problem]
+
+
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     """In every column of every table of the log, also after names were forgotten: 200 flips."""
     with closing(Database.open(tmp_path)) as database:

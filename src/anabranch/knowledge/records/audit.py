@@ -35,6 +35,8 @@ MAX_FINDINGS = 100
 DIGESTS = "SELECT digest FROM audit_names WHERE subject IN (SELECT value FROM json_each(?))"
 FORGET, EXPIRE = "audit.names_forgotten", "audit.expired"
 NO_NAME = b""
+# The facts with this prefix say up to which record the log was passed on, and to whom.
+PASSED_ON = "audit_"
 # The columns that the hash covers, with SQLite's type of each.
 COLUMNS = {
     "seq": "integer",
@@ -254,6 +256,7 @@ class _Verification:
         for digest, seq in self._nameless.items():
             if digest not in self._forgotten:
                 self._add(seq, "A name is missing, and no record says that it was forgotten.")
+        self._passed_on()
         return self._found[:MAX_FINDINGS]
 
     def _add(self, seq: int, problem: str) -> None:
@@ -316,6 +319,16 @@ class _Verification:
             self._add(self._noted.seq, "The log does not have the record that was noted.")
         if self._expired != (anchor, before.hex()):
             self._add(anchor, f"Records up to {anchor} were deleted, and no record says so.")
+
+    def _passed_on(self) -> None:
+        """What was passed on is in the log: nothing is passed on again before the log reaches that record."""
+        found = self._db.execute(
+            "SELECT name, value, head_seq FROM facts, audit_chain WHERE name GLOB ? "
+            "AND (value GLOB '*[^0-9]*' OR CAST(value AS INTEGER) > head_seq)",
+            (f"{PASSED_ON}*",),
+        )
+        for name, noted, head in found:
+            self._add(0, f"Records up to {noted} are noted as passed on ({name}), and the newest one is {head}.")
 
     def _remember(self, row: Sequence[Any], names: set[bytes]) -> None:
         """Which names the record has, and which names and records it says were deleted."""
@@ -426,8 +439,8 @@ def _names_of(db: sqlite3.Connection, digests: Sequence[bytes]) -> Iterator[str 
 
 def passed_on(db: sqlite3.Connection, reader: str) -> int:
     """Up to which record the log was passed on to a reader outside, such as a collector."""
-    return int(fact(db, f"audit_{reader}") or 0)
+    return int(fact(db, f"{PASSED_ON}{reader}") or 0)
 
 
 def set_passed_on(db: sqlite3.Connection, reader: str, seq: int) -> None:
-    set_fact(db, f"audit_{reader}", str(seq))
+    set_fact(db, f"{PASSED_ON}{reader}", str(seq))
