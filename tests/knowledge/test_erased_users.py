@@ -56,7 +56,7 @@ async def test_failed_uploads_of_an_erased_user_to_a_document_of_somebody_else_a
         lambda db: [
             tuple(row)
             for table in ("jobs", "items", "uploads", "audit_names")
-            for row in db.execute(f"SELECT * FROM {table}")  # noqa: S608
+            for row in db.execute(f"SELECT * FROM {table}")
         ]
     )
     assert "dana" not in str(kept).casefold()
@@ -78,7 +78,10 @@ async def test_a_user_is_erased_however_the_name_is_written(shop: Workshop, writ
     made, _ = await shop.room.create_api_key(KeyRequest(user=ZOE), ())
     assert made.user == "Zo\u00eb"
     _, warning = await shop.room.erase(user=written)
-    assert (warning, await shop.room.api_keys()) == (None, ([], [(await shop.room.collection(BOB, "notes")).collection]))
+    assert (warning, await shop.room.api_keys()) == (
+        None,
+        ([], [(await shop.room.collection(BOB, "notes")).collection]),
+    )
 
 
 async def test_a_name_that_is_known_as_it_is_written_stands_for_that_user(shop: Workshop) -> None:
@@ -109,12 +112,14 @@ async def test_a_user_is_known_from_every_table_that_can_name_one(shop: Workshop
             shop.database.writing(lambda db: db.execute("INSERT INTO query_counts VALUES (1, 1, 'eve', 1)"))
         case "document":
             await shop.put("Herons fly.", caller=BOB, permissions=allowed)
-            shop.database.writing(lambda db: [db.execute(f"DELETE FROM {one}") for one in ("items", "audit_names")])  # noqa: S608
+            shop.database.writing(lambda db: [db.execute(f"DELETE FROM {one}") for one in ("items", "audit_names")])
         case "default":
             await shop.room.describe_collection(BOB, "notes", permissions=allowed)
             shop.database.writing(lambda db: db.execute("DELETE FROM audit_names"))
         case "upload":
             await shop.room.ingest(BOB, "notes", [text("Herons fly.", allowed)])
         case "audit":
-            await shop.room.audit([(AuditEntry(action="session.started"), Actor(name="user:eve", address="", surface="page"))])
+            await shop.room.audit(
+                [(AuditEntry(action="session.started"), Actor(name="user:eve", address="", surface="page"))]
+            )
     assert (await shop.room.erase(user="eve"))[1] is None

@@ -421,7 +421,7 @@ def _restored(file: Path, replaced: Path, repeated: erasures.Repeated | None) ->
         with suppress(sqlite3.Error, audit.AuditDamaged), closing(sqlite3.connect(replaced)) as db:
             newest = audit.head(db)
             details = {"replaced_seq": newest.seq, "replaced_hash": newest.hash}
-    if repeated is not None:
+    if repeated is not None and repeated.erasures:
         details["erasures"] = repeated.erasures
     return AuditEntry(action="records.restored", object="file", name=str(file.resolve()), details=details)
 

@@ -429,7 +429,8 @@ def documents_of(db: sqlite3.Connection, user: str) -> list[str]:
         "EXISTS (SELECT 1 FROM open_items WHERE document_id = items.document_id AND owner != :user)",
     )
     sent = f"jobs.owner = :user AND NOT ({' OR '.join(replaced)})"
-    return _sent(db, f"{sent} OR jobs.collection IN (SELECT key FROM collections WHERE owner = :user)", user=user)
+    theirs = "jobs.collection IN (SELECT key FROM collections WHERE owner = :user)"
+    return _sent(db, f"{sent} OR {theirs}", user=user)
 
 
 def _sent(db: sqlite3.Connection, which: str, **values: str | int) -> list[str]:
