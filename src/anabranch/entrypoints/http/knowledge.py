@@ -306,7 +306,7 @@ class KnowledgeSurface:
         if status is not None and status not in STATUSES:
             raise InvalidQuestion(f"status takes {', '.join(STATUSES[:-1])} or {STATUSES[-1]}.")
         knowledge = await self.anabranch.knowledge()
-        cursors = await knowledge.cursors()
+        cursors = await knowledge.cursors("documents")
         after = opened(call.query.get("after"), cursors) or 0
         wanted: dict[str, Any] = {"status": status, "connector_id": call.query.get("connector_id")}
         found, total = await knowledge.documents(
@@ -353,7 +353,7 @@ class KnowledgeSurface:
     async def _chunks(self, call: Call[None]) -> wire.ChunkPage:
         limit = _number(call.query, "limit", 100, least=1, most=MAX_CHUNKS)
         knowledge = await self.anabranch.knowledge()
-        cursors = await knowledge.cursors()
+        cursors = await knowledge.cursors("chunks")
         begin = min(opened(call.query.get("after"), cursors) or 0, MAX_OFFSET)
         found, total = await knowledge.chunks(call.caller, call.params["document"], begin, limit)
         more = begin + len(found) < total and bool(found)

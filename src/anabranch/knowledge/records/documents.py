@@ -23,7 +23,6 @@ EMBEDDER_FACT, DIMENSIONS_FACT = "embedder", "dimensions"
 MAX_KEY = 2**63 - 1
 NameColumn = Literal["filename", "title"]
 NAME_COLUMNS: tuple[NameColumn, ...] = ("filename", "title")
-MAX_NAMES_READ = 2_000
 # What the permissions of one owner's documents may name, and how many of a short list. The index has that number, too.
 MAX_NAMES = 250_000
 FEW_NAMES = 4
@@ -325,14 +324,10 @@ def named(
     return [_from_row(row) for row in db.execute(query, {"name": name, "limit": limit, **visible_to(caller)})]
 
 
-def newest_names(db: sqlite3.Connection, caller: Caller, limit: int) -> list[str]:
-    """The titles and file names of the newest documents that the caller may see."""
-    found = db.execute(
-        "SELECT title, filename FROM (SELECT * FROM documents ORDER BY key DESC LIMIT :read) AS documents "  # noqa: S608
-        f"WHERE {VISIBLE} ORDER BY key DESC LIMIT :limit",
-        {"read": MAX_NAMES_READ, "limit": limit, **visible_to(caller)},
-    )
-    return [name for row in found for name in row if name]
+def names_of(db: sqlite3.Connection, keys: Sequence[int]) -> list[str]:
+    """The titles and file names of documents, newest first."""
+    query = "SELECT title, filename FROM documents WHERE key IN (SELECT value FROM json_each(?)) ORDER BY key DESC"
+    return [name for row in _pairs(db, query, as_json(keys)) for name in row if name]
 
 
 def with_content(db: sqlite3.Connection, collection: int, content_hash: str, recipe: str) -> list[StoredDocument]:
