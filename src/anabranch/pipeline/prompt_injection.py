@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # More is read in a thread.
 INLINE_CHARACTERS = 20_000
+# Characters of a question with addresses that an answer may have.
+MAX_QUESTION = 100_000
 # Characters of an answer that are read before other tasks get a turn.
 TURN = 16_384
 
@@ -42,7 +44,7 @@ def checked_answer(prompt: Prompt) -> "SafeMarkdown":
     def addresses() -> str:
         urls = [one for passage in prompt.passages for one in (passage.url, passage.place and passage.place.url) if one]
         texts = [f"{passage.title}\n{passage.text}" for passage in prompt.passages]
-        return "\n".join((prompt.question, *urls, *texts))
+        return "\n".join((prompt.question[:MAX_QUESTION], *urls, *texts))
 
     return SafeMarkdown(addresses)
 
