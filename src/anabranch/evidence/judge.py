@@ -1,8 +1,10 @@
 """Judges units and passages: the evidence model's readings and rules, combined by fitted weights."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from anabranch.domain.contracts import RunInThread
 from anabranch.domain.evidence import Evidence, Reading
 from anabranch.domain.model import Passage
 from anabranch.evidence.choice import candidates
@@ -20,6 +22,8 @@ JOINT_PAGES, JOINT_UNITS = 8, 3
 # half of the cost.
 AT_A_TIME = 2
 SURE, SURELY_NOT = 1.0, -3.5
+# Passages with more characters are split into units in a thread.
+INLINE_CHARACTERS = 20_000
 # A shorter title is found in any text.
 LEAST_TITLE = 3
 # Judging takes at most this long.
@@ -51,9 +55,10 @@ class Judgement(NamedTuple):
 class Judge:
     """Reads at most `limit` passages."""
 
-    def __init__(self, evidence: Evidence, limit: int) -> None:
+    def __init__(self, evidence: Evidence, limit: int, run: RunInThread = asyncio.to_thread) -> None:
         self._evidence = evidence
         self._limit = limit
+        self._run = run
 
     async def judge(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Judgement | None:
         """None where rules have to do: the question has no words, it or most of the passages are not English, the model
@@ -84,7 +89,8 @@ class Judge:
 
     async def observe(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Observed | None:
         """None if nothing was read. The best passage of every source comes before a second one of a source."""
-        pages = paged(question, passages)
+        is_short = sum(len(passage.text) for passage in passages) <= INLINE_CHARACTERS
+        pages = paged(question, passages) if is_short else await self._run(paged, question, passages)
         sources = len({passage.source for passage in passages})
         readings = await self._read(question, pages, sources, until, linked=_names_another(passages))
         if not readings:

@@ -1,12 +1,13 @@
 """The stages of the pipeline in order: each has a file of its own."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from anabranch.domain.contracts import Clock, Directory, Emit, Telemetry
+from anabranch.domain.contracts import Clock, Directory, Emit, RunInThread, Telemetry
 from anabranch.domain.errors import (
     GenerationFailed,
     InvalidQuestion,
@@ -151,7 +152,9 @@ class Pipeline:
         judge: "Callable[[], Judge] | None" = None,
         verifier: "Callable[[], Verifier] | None" = None,
         measured: bool = False,
+        run: RunInThread = asyncio.to_thread,
     ) -> None:
+        self._run = run
         self._stage_clock = clock if measured else None
         self._verifier = verifier
         self._compaction = compaction
@@ -262,7 +265,7 @@ class Pipeline:
         watch.ended("merge_ms")
         passages = await self._ranked(question, merged.passages, context, notes)
         watch.ended("evidence_ms")
-        return merged._replace(passages=await marked(passages) if question.profile.defence else passages)
+        return merged._replace(passages=await marked(passages, self._run) if question.profile.defence else passages)
 
     async def _ranked(
         self, question: Question, passages: tuple[Passage, ...], context: Context, notes: "PipelineNotes | None"

@@ -63,7 +63,7 @@ def _of_requests(settings: Settings) -> tuple[Limit, ...]:
             ready=READY,
         ),
         limit(
-            *("computations", "searches, embeddings and readings of evidence at once"),
+            *("computations", "searches, embeddings and readings at once"),
             total="computing_threads",
             zero=os.cpu_count() or 1,
             queued=math.inf,
