@@ -22,8 +22,8 @@ JOINT_PAGES, JOINT_UNITS = 8, 3
 # half of the cost.
 AT_A_TIME = 2
 SURE, SURELY_NOT = 1.0, -3.5
-# Passages with more characters are split into units in a thread.
-INLINE_CHARACTERS = 20_000
+# Of more passages, those to read are chosen in a thread; those with more characters are split into units in one.
+INLINE_PASSAGES, INLINE_CHARACTERS = 100, 20_000
 # A shorter title is found in any text.
 LEAST_TITLE = 3
 # Judging takes at most this long.
@@ -70,7 +70,7 @@ class Judge:
         self, question: str, passages: Sequence[Passage], until: float | None
     ) -> Judgement | str:
         """The judgement, or why rules are used instead."""
-        order = candidates(question, passages, self._limit)
+        order = await self._candidates(question, passages)
         chosen = [passages[index] for index in order]
         foreign = sum(not is_english(passage.text) for passage in chosen)
         if not WORD.search(question):
@@ -86,6 +86,11 @@ class Judge:
         if foreign and judged.support < SUPPORTED:
             return "the passages in English do not answer, and others are not in English"
         return judged
+
+    async def _candidates(self, question: str, passages: Sequence[Passage]) -> Sequence[int]:
+        if len(passages) <= INLINE_PASSAGES:
+            return candidates(question, passages, self._limit)
+        return await self._run(candidates, question, passages, self._limit)
 
     async def observe(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Observed | None:
         """None if nothing was read. The best passage of every source comes before a second one of a source."""
