@@ -12,6 +12,7 @@ from anabranch.evidence.claims import NUMBER
 from anabranch.evidence.pages import paged
 from anabranch.knowledge.parse import csv_tables
 from anabranch.models import extractive
+from anabranch.pipeline import rewrite
 from anabranch.pipeline.cite import Marks, cite
 from anabranch.pipeline.prompt import estimate
 from anabranch.text import disagreement, exact_checks, instructions, language, name_checks, notation, tables
@@ -93,11 +94,12 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "quotes": lambda text: extractive.quotes(QUESTION, passages(text)),
     "what is seen": lambda text: neutralised(text, "abcdef"),
     "tokens": estimate,
+    "variants of a question": rewrite._listed,
 }
 HEADS = ("", "- a", "| ", "one two three four ", "[", "```")
 REPEATED = ("a_", "_", " ", "\n", "\n-", ":", "a ", "1.", "*", "| a ", "[1]", "`", "(a", "a, ", "http://")
 TAILS = ("!", "five:")
-SHORT, LONG = 4_000, 16_000
+SHORT, LONG = 2_000, 8_000
 # Four times the characters take four times as long; quadratic time is sixteen times as long.
 MOST_TIMES = 8
 # A text that is read faster than this is not measured again.
