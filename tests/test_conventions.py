@@ -100,3 +100,16 @@ def test_only_one_module_calls_the_normalization_of_unicode() -> None:
     served = [module for module in MODULES if "testing" not in module.parts]
     calls = [module.name for module in served if any(one in module.read_text(encoding="utf-8") for one in named)]
     assert calls == ["normal_forms.py"]
+
+
+def test_work_for_questions_runs_in_threads_that_callers_share(trees: dict[str, ast.Module]) -> None:
+    """The default executor has no turns of callers, so it may only be the default of a parameter."""
+    stages = {name: tree for name, tree in trees.items() if name.split("/")[1] in ("pipeline", "evidence")}
+    calls = [
+        f"{module}: {node.lineno}"
+        for module, tree in stages.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "asyncio.to_thread"
+    ]
+    assert stages
+    assert calls == []

@@ -1,8 +1,11 @@
 """What makes a process not ready, and that it becomes ready again by itself."""
 
+import asyncio
 import shutil
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,3 +96,14 @@ async def test_the_state_is_checked_once_a_second(shop: Workshop, monkeypatch: p
     for _ in range(20):
         assert await ready.reason() is None
     assert len(checks) == 1
+
+
+async def test_a_process_whose_other_threads_are_all_in_use_is_ready(shop: Workshop) -> None:
+    loop, free = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
+    busy = asyncio.create_task(asyncio.to_thread(free.wait))
+    try:
+        assert await asyncio.wait_for(reason(shop), 30) is None
+    finally:
+        free.set()
+        await busy

@@ -18,7 +18,7 @@ from anabranch.telemetry.log import SilentTelemetry
 from anabranch.testing import FakeEmbedder, Space
 from anabranch.testing.fakes import ManualClock
 from conftest import Server, ref
-from support.collection_server import library
+from support.collection_server import Library, library, text
 from support.embedding_server import ModelServer, model_server
 from support.environment import served
 from support.settings_collections import TEXTS, embedding, kept, notes
@@ -178,6 +178,30 @@ async def test_each_text_is_embedded_once_per_model() -> None:
     await one.embed(["a", "b"])
     await two.embed(["a"])
     assert [model.calls for model in models] == [[("b", "a")], [("a",)]]
+
+
+async def test_a_text_that_another_caller_has_asked_is_embedded_again(tmp_path: Path, models_dir: Path) -> None:
+    """A response says how long its search took, which must not tell what others ask."""
+
+    async def use_tool(shelf: Library, who: str) -> None:
+        params = {"name": "search", "arguments": {"query": QUESTION}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        accept = {"Accept": "application/json, text/event-stream"}
+        await shelf.good("POST", "/mcp", body, who=who, headers=accept)
+
+    async with model_server() as server:
+        given = {"embedding_url": server.url, "embedding_model": "fake-128", "answer_cache_ttl": 0}
+        async with library(tmp_path, models_dir, **given) as shelf:
+            await shelf.collection("sand")
+            await shelf.ingest("sand", text("The river carries the sand to the sea."))
+            times = []
+            for who in ("alice", "bob", "alice"):
+                await shelf.ask(QUESTION, who=who)
+                times.append(embedded(server))
+            for who in ("bob", "carol", "carol"):
+                await use_tool(shelf, who)
+                times.append(embedded(server))
+    assert times == [1, 2, 2, 2, 3, 3]
 
 
 # --- caches

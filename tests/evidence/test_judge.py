@@ -1,7 +1,9 @@
 """The judge: what it reads, when it stops, and when it has no opinion."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,6 +29,22 @@ def others(count: int) -> list[str]:
 
 
 # --- what is read
+
+
+@pytest.mark.parametrize(
+    ("count", "text", "expected"),
+    [(8, UNSURE, []), (200, UNSURE, ["candidates"]), (8, f"{UNSURE} " * 200, ["paged"])],
+)
+async def test_many_passages_and_long_ones_are_read_in_a_thread(count: int, text: str, expected: list[str]) -> None:
+    works: list[str] = []
+
+    async def in_thread(work: Callable[..., Any], /, *args: Any) -> Any:
+        works.append(work.__name__)
+        return work(*args)
+
+    passages = [passage(text, title) for title in others(count)]
+    assert await Judge(RecordingEvidence(), 8, in_thread).judge(QUESTION, passages) is not None
+    assert works == expected
 
 
 async def test_nothing_is_read_after_a_passage_that_surely_answers() -> None:

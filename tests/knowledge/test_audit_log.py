@@ -141,7 +141,7 @@ async def test_an_erased_user_leaves_a_record_of_each_permission_and_key_that_go
         revoked, _ = await room.create_api_key(KeyRequest(user="bob"), ())
         await room.revoke_api_key(revoked.id)
         before = records(opened.database)[0].seq
-        erasure = await room.erase(user="bob")
+        erasure, _ = await room.erase(user="bob")
         since = {one.action: one for one in records(opened.database) if one.seq > before}
         assert (since["key.revoked"].object, since["key.revoked"].name) == (f"key:{bobs.id}", None)
         for action in ("document.permissions_changed", "collection.permissions_changed"):
@@ -304,6 +304,18 @@ def test_a_change_is_refused_if_its_record_is_ignored(database: Database, ignore
     with pytest.raises(AuditDamaged):
         database.writing(lambda db: keys.create(db, user="mallory"))
     assert database.reading(keys.listed) == []
+
+
+@pytest.mark.parametrize("ahead", ["21", "999999999", "9" * 40, "-1", "none"])
+def test_a_record_that_is_noted_as_passed_on_before_it_is_there_is_found(database: Database, ahead: str) -> None:
+    filled(database, 10)
+    head = 20
+    for reader, seq in (("log", head), ("otlp", 0)):
+        database.writing(partial(audit.set_passed_on, reader=reader, seq=seq))
+    assert problems(database) == []
+    database.writing(lambda db: db.execute("UPDATE facts SET value = ? WHERE name = 'audit_otlp'", (ahead,)))
+    problem = f"0: Records up to {ahead} are noted as passed on (audit_otlp), and the newest one is {head}."
+    assert problems(database) == [problem]
 
 
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:

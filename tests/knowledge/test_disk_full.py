@@ -79,7 +79,7 @@ async def test_an_erasure_runs_on_a_full_disk_or_says_what_it_waits_for(
     needed = shop.database.bytes_to_compact() if fits else RESERVE_BYTES * 2
     monkeypatch.setattr(shop.database, "bytes_to_compact", lambda: needed)
     assert needed < RESERVE_BYTES or not fits
-    erasure = await shop.room.erase(document="Herons")
+    erasure, _ = await shop.room.erase(document="Herons")
     await eraser.erase_due()
     (first,) = shop.database.reading(lambda db: erasures.listed(db, 1))
     waits = "It waits until 17 MB are free on the disk of the data folder: the records are rewritten."

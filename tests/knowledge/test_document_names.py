@@ -175,8 +175,19 @@ async def test_names_follow_the_permissions_of_documents(shop: Workshop, caller:
     for name, permissions in given.items():
         seen = shop.database.reading(partial(documents.named, caller=caller, column="title", name=name, limit=5))
         assert bool(seen) == permissions.permits(caller, "alice")
-    visible = shop.database.reading(lambda db: documents.newest_names(db, caller, 100))
-    assert set(visible) == {name for name, one in given.items() if one.permits(caller, "alice")}
+        with pytest.raises(NotFound) as unknown:
+            await shop.room.document(caller, f"{name}!")
+        assert (repr(name) in unknown.value.message) == permissions.permits(caller, "alice")
+
+
+async def test_documents_that_are_hidden_do_not_change_which_names_are_suggested(shop: Workshop) -> None:
+    await add(shop, ("figures.md", "Quarterly figures"), to=await shop.collection("his", caller=BOB), caller=BOB)
+    hidden = await shop.collection("hers", caller=ALICE, default_permissions=PRIVATE)
+    for part in range(3):
+        sent = [f"{part}-{number}" for number in range(700)]
+        await shop.put(*sent, collection=hidden, caller=ALICE)
+    with pytest.raises(NotFound, match=r"\. Did you mean 'Quarterly figures'\?$"):
+        await shop.room.document(BOB, "Quarterly figurez")
 
 
 async def test_a_changed_title_is_searched_at_once_by_every_process(shop: Workshop) -> None:

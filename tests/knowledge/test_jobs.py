@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.knowledge.model import JobItem, NewDocument, Parsed
+from anabranch.knowledge.model import FOLLOWS_COLLECTION, PRIVATE, JobItem, NewDocument, Parsed, Permissions
 from anabranch.knowledge.parse import ParseLimits, parse
 from anabranch.knowledge.records import jobs
-from support.knowledge_fixtures import OPERATOR, Workshop, text, workshop
+from support.knowledge_fixtures import BOB, OPERATOR, Workshop, text, workshop
 
 
 @pytest.fixture
@@ -99,3 +99,55 @@ async def test_a_retried_document_is_claimed_alone(shop: Workshop) -> None:
     await shop.database.write(jobs.recover)
     alone = await shop.database.write(lambda db: jobs.claim(db, 16))
     assert [claim.arrived.identity for claim in alone] == ["Herons"]
+
+
+PUBLIC = Permissions(visibility="public")
+
+
+@pytest.mark.parametrize(
+    ("content", "begun"),
+    [("Herons are slow.", False), ("Herons are slow, too.", False), ("Herons are slow, too.", True)],
+    ids=["same text", "waiting", "being read"],
+)
+async def test_a_version_that_was_sent_before_its_document_was_made_private_leaves_it_private(
+    tmp_path: Path, content: str, begun: bool
+) -> None:
+    shop = Slow(tmp_path)
+    await shop.collection()
+    shop.go_on.set()
+    await shop.put("Herons are slow.")
+    shop.go_on.clear()
+    shop.reading.clear()
+    sent = await shop.room.ingest(OPERATOR, "notes", [text(content, PUBLIC)])
+    work = asyncio.create_task(shop.indexer.run()) if begun else None
+    if work is not None:
+        await shop.reading.wait()
+    await shop.room.describe(OPERATOR, "Herons", permissions=PRIVATE)
+    shop.go_on.set()
+    work = work or asyncio.create_task(shop.indexer.run())
+    await finished(shop, sent)
+    assert (await shop.room.document(OPERATOR, "Herons")).permissions == PRIVATE
+    assert await shop.find("Herons", BOB) == []
+    assert [one.text for one in await shop.find("Herons", limit=1)] == [content]
+    later = await shop.room.ingest(OPERATOR, "notes", [text(content, PUBLIC)])
+    await finished(shop, later)
+    assert await shop.find("Herons", BOB) != [], "who sends it again decides again"
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    shop.database.close()
+
+
+async def test_a_version_that_was_sent_before_permissions_were_given_keeps_to_its_own(shop: Workshop) -> None:
+    await shop.put("Herons stand.", permissions=PRIVATE)
+    await shop.room.ingest(OPERATOR, "notes", [text("Herons fly.", PRIVATE)])
+    await shop.room.describe(OPERATOR, "Herons", permissions=PUBLIC)
+    await shop.ingest_pending()
+    assert (await shop.room.document(OPERATOR, "Herons")).permissions == PRIVATE
+
+
+async def test_a_version_that_was_sent_before_its_document_followed_the_collection_follows_it(shop: Workshop) -> None:
+    await shop.put("Herons stand.")
+    await shop.room.ingest(OPERATOR, "notes", [text("Herons fly.", PUBLIC)])
+    await shop.room.describe(OPERATOR, "Herons", permissions=FOLLOWS_COLLECTION)
+    await shop.ingest_pending()
+    assert (await shop.room.document(OPERATOR, "Herons")).permissions == FOLLOWS_COLLECTION

@@ -6,6 +6,7 @@ import pytest
 
 from anabranch.domain.errors import LimitReached, QuotaReached
 from anabranch.domain.shares import Limit
+from anabranch.knowledge.model import Caller, JobItem, Permissions
 from anabranch.knowledge.records.database import connect, migrate
 from anabranch.knowledge.records.schema import MIGRATIONS, STORED
 from support.knowledge_fixtures import ALICE, BOB, Workshop, text, workshop
@@ -52,6 +53,37 @@ async def test_at_the_limit_a_stored_document_can_have_a_new_version(tmp_path: P
         await shop.room.delete_document(ALICE, "Herons")
         await shop.put("Wombats dig.", collection="hers", caller=ALICE)
         assert counted(shop)["alice"][0] == 2
+
+
+async def test_what_the_permissions_of_an_owner_name_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.knowledge.records.documents.MAX_NAMES", 20)
+    ten, others, short = (
+        Permissions(visibility="restricted", allowed_users=tuple(f"{kind}{number}" for number in range(count)))
+        for kind, count in (("a", 10), ("b", 11), ("c", 4))
+    )
+    async with workshop(tmp_path) as shop:
+        await shop.collection("hers", ALICE)
+        await shop.collection("his", BOB)
+
+        async def sent(name: str, permissions: Permissions, where: str = "hers", caller: Caller = ALICE) -> JobItem:
+            job = await shop.room.ingest(caller, where, [text(f"{name} eat fish.", permissions)])
+            await shop.ingest_pending()
+            return (await shop.room.job(caller, job)).items[0]
+
+        assert (await sent("Herons", ten)).status == "completed"
+        assert (await sent("Otters", ten)).status == "completed", "equal lists count once"
+        failed = await sent("Storks", others)
+        assert (failed.status, "name 10 users and groups, and may name 20" in (failed.error or "")) == ("failed", True)
+        assert (await sent("Storks", short)).status == "completed"
+        with pytest.raises(QuotaReached, match="may name 20"):
+            await shop.room.describe(ALICE, "Storks", permissions=others)
+        assert (await sent("Storks", others, "his", BOB)).status == "completed"
+        assert (await sent("Storks", others, "his", BOB)).status == "completed"
+        for name in ("Herons", "Otters"):
+            await shop.room.delete_document(ALICE, name)
+        await shop.room.describe(ALICE, "Storks", permissions=others)
 
 
 async def test_a_request_of_more_documents_than_may_wait_is_refused(tmp_path: Path) -> None:

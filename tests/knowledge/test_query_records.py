@@ -11,11 +11,11 @@ import pytest
 
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Erased
-from anabranch.knowledge.records import collections, logged_queries, queries
+from anabranch.knowledge.records import collections, keys, logged_queries, queries
 from anabranch.knowledge.records.database import NAME, Database, connect, migrate, new_id
 from anabranch.knowledge.records.logged_queries import QueryFilter
 from anabranch.knowledge.records.queries import DAY_S, FoundAt, QueryRecord
-from anabranch.knowledge.records.schema import MIGRATIONS
+from anabranch.knowledge.records.schema import KEY_GROUPS, MIGRATIONS
 from support.knowledge_fixtures import ALICE, BOB, OPERATOR, query_record, workshop
 
 MIDNIGHT = time.time() // DAY_S * DAY_S
@@ -224,6 +224,42 @@ def test_answers_of_the_version_before_verdicts_are_listed_without(tmp_path: Pat
     ]
 
 
+def test_entries_of_the_version_before_groups_are_for_keys_with_the_rights_of_all_keys_of_their_user(
+    tmp_path: Path,
+) -> None:
+    """With which key they were asked is not known."""
+    users: dict[str, list[tuple[str, ...]]] = {
+        "plain": [()],
+        "staff": [("staff",), ("staff", "board"), ()],
+        "token": [],
+        "chief": [()],
+    }
+    with closing(connect(tmp_path / NAME)) as db:
+        migrate(db, MIGRATIONS[: MIGRATIONS.index(KEY_GROUPS)])
+        for user, given in users.items():
+            for groups in given:
+                keys.create(db, user=user, groups=groups)
+            asked_then = (user, user, "talk", "Before?", None, "[]", "null", 5, None, None, 1, 2, MIDNIGHT, "cli", "{}")
+            columns = (*asked_then, "answered", 0, None, "{}")
+            db.execute(f"INSERT INTO queries VALUES ({', '.join('?' * len(columns))})", columns)
+        keys.create(db, user="chief", operator=True)
+    readers = [
+        *(Caller(user=user) for user in users),
+        Caller(user="staff", groups=("staff",)),
+        Caller(user="staff", groups=("board", "staff")),
+        Caller(user="token", groups=("staff",)),
+        Caller(user="chief", groups=("staff",)),
+    ]
+    with closing(Database.open(tmp_path)) as database:
+        found = [
+            bool(database.reading(lambda db, by=by: logged_queries.listed(db, by, QueryFilter())))  # type: ignore[misc]
+            for by in readers
+        ]
+        every = database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter()))
+    assert found == [True, False, True, False, False, True, True, False]
+    assert {one.entry.id for one in every} == set(users)
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_feedback_and_outcomes_of_an_earlier_version_are_found(tmp_path: Path, version: int) -> None:
     old_records(tmp_path, version).close()
@@ -299,11 +335,16 @@ async def test_the_turns_that_a_model_reads_rest_on_a_limited_number_of_passages
         await shop.put("Herons nest in March.")
         [heron] = await shop.find("herons")
         assert heron.document_id is not None
+        ids: list[str] = []
         for number, size in enumerate((1, most - 1, 1)):
             earlier = frozenset(FoundAt(heron.document_id, f"{number}.{chunk}") for chunk in range(size))
-            record(shop.database, msgspec.structs.replace(asked("alice"), conversation="talk", earlier=earlier))
+            one = msgspec.structs.replace(asked("alice"), conversation="talk", earlier=earlier)
+            record(shop.database, one)
+            ids.append(one.id)
         found = shop.database.reading(lambda db: logged_queries.turns(db, ALICE, "talk", 5))
+        named = shop.database.reading(lambda db: logged_queries.turns_by_id(db, ALICE, [*ids, "unknown"]))
     assert [len(turn.passages) for turn in found] == [most - 1, 1]
+    assert named == {ids[0]: None, ids[1]: found[0], ids[2]: found[1]}
 
 
 @pytest.mark.parametrize(("length", "kept"), [(100, True), (queries.MAX_SENTENCES_BYTES, False)])

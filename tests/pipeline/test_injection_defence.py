@@ -1,7 +1,8 @@
 """Documents are data, not orders: what a question's answer says about passages and links."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from anabranch.domain.model import (
     Until,
 )
 from anabranch.pipeline.answer import Limits, Pipeline
-from anabranch.pipeline.prompt_injection import TURN
+from anabranch.pipeline.prompt_injection import AT_ONCE, MAX_READ, NOT_READ, TURN, marked
 from anabranch.testing import FakeDirectory, FakeGenerator, FakeSource, ManualClock, Recorder
 
 HONEST = Passage(source="docs", title="Returns", text="Refunds take 30 days: https://shop.example/returns.", score=0.9)
@@ -155,3 +156,65 @@ async def test_other_tasks_get_turns_while_a_long_answer_is_read(size: int) -> N
     waiting.cancel()
     assert answer.text == long
     assert turns >= len(long) // TURN
+
+
+def long_passages(count: int, characters: int) -> tuple[Passage, ...]:
+    texts = [("Refunds take 30 days. " * characters)[:characters] for _ in range(count)]
+    return tuple(Passage(source="docs", title=str(at), text=text, score=0.5) for at, text in enumerate(texts))
+
+
+class Threads:
+    """Runs work at once, and counts what it was given."""
+
+    def __init__(self) -> None:
+        self.parts: list[int] = []
+
+    async def run(self, work: Callable[..., Any], /, *args: Any) -> Any:
+        self.parts.append(sum(len(passage.text) for passage in args[0]))
+        return work(*args)
+
+
+async def test_long_passages_are_read_in_parts_by_the_threads_that_callers_share() -> None:
+    threads = Threads()
+    passages = (*long_passages(30, 4_000), SUSPECT)
+    found = await marked(passages, threads.run)
+    assert [bool(one.suspected_instructions) for one in found] == [False] * 30 + [True]
+    assert sum(threads.parts) == sum(len(passage.text) for passage in passages)
+    assert max(threads.parts) < AT_ONCE + 4_000
+    assert [one.title for one in found] == [one.title for one in passages]
+
+
+async def test_short_passages_are_read_without_a_thread() -> None:
+    threads = Threads()
+    assert (await marked((HONEST, SUSPECT), threads.run))[1].suspected_instructions
+    assert threads.parts == []
+
+
+async def test_passages_behind_so_many_that_they_are_not_read_are_marked() -> None:
+    threads = Threads()
+    found = await marked((*long_passages(100, 19_000), HONEST), threads.run)
+    read = [one for one in found if not one.suspected_instructions]
+    assert MAX_READ - AT_ONCE < sum(len(one.text) for one in read) <= MAX_READ + AT_ONCE + 19_000
+    assert sum(threads.parts) == sum(len(one.text) for one in read)
+    assert {one.suspected_instructions for one in found[len(read) :]} == {(NOT_READ,)}
+    assert found[-1].text == HONEST.text
+
+
+async def test_a_question_that_is_cancelled_reads_no_further_passages() -> None:
+    parts = 0
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def run(work: Callable[..., Any], /, *args: Any) -> Any:
+        nonlocal parts
+        parts += 1
+        begun.set()
+        await go_on.wait()
+        return work(*args)
+
+    question = asyncio.create_task(marked(long_passages(50, 20_000), run))
+    await begun.wait()
+    question.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await question
+    assert parts == 1

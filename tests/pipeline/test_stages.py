@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from anabranch.domain.contracts import SystemClock
+from anabranch.domain.contracts import RunInThread, SystemClock
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.events import AnswerEvent, SourceReplied, Token, fold
 from anabranch.domain.model import (
@@ -179,19 +180,35 @@ def test_hostile_answers_are_cited_in_reasonable_time(hostile: str) -> None:
     assert time.process_time() - began < 2
 
 
-def pipeline(directory: FakeDirectory, recorder: Recorder) -> Pipeline:
+def test_of_an_answer_with_very_many_names_in_marks_the_first_are_read() -> None:
+    wrong = f"[{','.join('x' * 249)}] "
+    assert len(cite(wrong * 10 + "[1]", [passage("word")])) == 1
+    assert cite(wrong * 1_000 + "[1]", [passage("word")]) == ()
+
+
+def test_of_passages_with_very_many_sentences_the_first_are_compared() -> None:
+    text = "Refunds take thirty days. " + "No. " * 9_000
+    found = cite("Refunds are paid within thirty days [1]. " * 20, [passage(text)])
+    quoted = [text[one.passage_start : one.passage_end] for one in found]
+    assert quoted == ["Refunds take thirty days."] * 6 + [text] * 14
+
+
+def pipeline(directory: FakeDirectory, recorder: Recorder, in_thread: RunInThread = asyncio.to_thread) -> Pipeline:
     return Pipeline(
         directory=directory,
         clock=SystemClock(),
         telemetry=recorder,
         limits=Limits(retrieval_timeout_s=0.2, generation_timeout_s=0.2, context_tokens=1000),
+        run=in_thread,
     )
 
 
-def run(directory: FakeDirectory, question: Question) -> tuple[Run, Recorder]:
+def run(
+    directory: FakeDirectory, question: Question, in_thread: RunInThread = asyncio.to_thread
+) -> tuple[Run, Recorder]:
     recorder = Recorder()
     context = Context(correlation_id="c", deadline=time.monotonic() + 5)
-    return Run(pipeline(directory, recorder), question, context, recorder).start(), recorder
+    return Run(pipeline(directory, recorder, in_thread), question, context, recorder).start(), recorder
 
 
 DOCS = Endpoint(slug="docs", owner="alice")
@@ -210,6 +227,20 @@ async def test_the_value_is_the_fold_of_the_events() -> None:
     assert [r.status for r in answer.replies] == [Status.TIMEOUT, Status.SUCCESS]
     assert [e.index for e in recorder.events if isinstance(e, SourceReplied)] == [1, 0]
     assert answer.citations[0].source == "alice/docs"
+
+
+@pytest.mark.parametrize(("words", "expected"), [("Yes [1].", []), ("They take 30 days [1]. " * 600, ["cite"])])
+async def test_citations_of_a_long_answer_are_looked_for_in_a_thread(words: str, expected: list[str]) -> None:
+    works: list[str] = []
+
+    async def in_thread(work: Callable[..., Any], /, *args: Any) -> Any:
+        works.append(work.__name__)
+        return work(*args)
+
+    directory = FakeDirectory({"alice/docs": FakeSource(reply(passage(TEXT)))}, {"model": FakeGenerator([words])})
+    asked, _ = run(directory, Question(text="q", sources=(DOCS,), model=MODEL), in_thread)
+    assert (await asked.value()).citations
+    assert works == expected
 
 
 async def test_without_the_evidence_model_a_question_that_asks_for_evidence_keeps_top_k_passages() -> None:

@@ -19,6 +19,8 @@ from anabranch.domain.events import (
     unfold,
 )
 from anabranch.domain.model import (
+    CHAT,
+    DEFENDED_CHAT,
     RAG,
     Answer,
     CheckedSentence,
@@ -29,6 +31,7 @@ from anabranch.domain.model import (
     Ground,
     Message,
     Passage,
+    Profile,
     Question,
     SourceReply,
     Status,
@@ -299,6 +302,16 @@ async def test_partial_failed_and_refused_answers_are_not_cached(desk: Desk, cha
 async def test_answers_with_remote_sources_are_not_cached(desk: Desk, question: Question) -> None:
     await desk.ask(question)
     await desk.ask(question)
+    assert desk.writer.asked == 2
+    assert desk.cache.kept == {}
+
+
+@pytest.mark.parametrize("profile", [CHAT, DEFENDED_CHAT])
+async def test_chat_answers_are_not_cached(desk: Desk, profile: Profile) -> None:
+    """The tokens of the caller are removed from them."""
+    chat = msgspec.structs.replace(QUESTION, profile=profile)
+    await desk.ask(chat)
+    await desk.ask(chat)
     assert desk.writer.asked == 2
     assert desk.cache.kept == {}
 

@@ -220,3 +220,26 @@ def test_a_long_answer_that_comes_in_one_part_is_filtered_in_reasonable_time(uni
     began = time.process_time()
     filtered(unit * (400_000 // len(unit)))
     assert time.process_time() - began < 2.5
+
+
+HOSTILE = {
+    "long sources": ("bcdfgh z " * 200_000, [f"q{number:03d}z" for number in range(210)]),
+    "a character that is everywhere": ("a " + "a" * 2_000_000, [f"a{'a' * number}" for number in range(210)]),
+    "other addresses": ("xa " * 600_000, [f"a {'xa ' * number}y" for number in range(210)]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_time_to_look_for_addresses_is_bounded(name: str) -> None:
+    sources, addresses = HOSTILE[name]
+    began = time.process_time()
+    filtered("".join(f"[x](<{address}>)" for address in addresses), source=sources)
+    # The slowest takes a quarter of a second; without a bound, each took from seven seconds to minutes.
+    assert time.process_time() - began < 2.0
+
+
+def test_an_address_that_is_found_late_in_the_sources_is_a_link() -> None:
+    source = "https://shop.example/b https://shop.example/ab?https://shop.example/a " * 1_000 + SOURCE + " end.md"
+    link = "[x](https://shop.example/returns?a=1&b=2) [y](end.md)"
+    assert filtered(link, source=source) == (link, ())
+    assert filtered("[x](https://shop.example/a)", source=source)[1] == ("https://shop.example/a",)

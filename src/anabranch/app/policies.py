@@ -24,7 +24,7 @@ from anabranch.redis.client import Redis
 # A request waits for Redis up to three times: the full time-out for the limiter, a share of it for each of two caches.
 CACHE_SHARE = 0.25
 TEND_EVERY_S = 10.0
-SHARED = ("uploads", "upload_bytes", "response_bytes", "steps", "stream_readers")
+SHARED = ("embeddings", "uploads", "upload_bytes", "response_bytes", "steps", "stream_readers")
 
 
 class Policies:

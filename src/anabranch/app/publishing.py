@@ -77,6 +77,7 @@ class Publication(Value):
     collection_key: int = 0
     model: Endpoint | None = None
     model_name: str = ""
+    by_operator: bool = True
 
     def is_for(self, caller: Caller) -> bool:
         """Whether the caller's key is not restricted to other collections or models."""
@@ -116,9 +117,9 @@ class Publishing:
             for (owner, _, slug), name in paths
         ]
 
-    async def owners(self) -> set[str]:
-        """The owners that publish something here."""
-        return {one.owner for one in await self._published()}
+    async def owners(self, *, by_operator: bool = False) -> set[str]:
+        """The owners of what is published here, or of what the operator has published."""
+        return {one.owner for one in await self._published() if one.by_operator or not by_operator}
 
     async def find(self, caller: Caller, slug: str, owner: str | None, owners: Collection[str]) -> Publication:
         """The publication with this slug that is for the caller: that of `owner`, else of the only one of `owners` who
@@ -159,8 +160,14 @@ class Publishing:
         if self._knowledge.exists:
             knowledge = await self._knowledge()
             found += [
-                Publication(owner=endpoint.owner, slug=endpoint.slug, collection=one.id, collection_key=one.key)
-                for endpoint, one in await knowledge.published(slug)
+                Publication(
+                    owner=endpoint.owner,
+                    slug=endpoint.slug,
+                    collection=endpoint.collection_id,
+                    collection_key=endpoint.collection,
+                    by_operator=endpoint.by_operator,
+                )
+                for endpoint in await knowledge.published(slug)
             ]
         return found
 

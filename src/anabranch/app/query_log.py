@@ -186,6 +186,7 @@ class Logged:
             surface=context.surface,
             settings={**settings_of(question), "streaming": context.streaming},
             key_collections=context.collections,
+            key_groups=None if context.operator else context.groups,
             kept=self._log.enabled or entry.transaction is not None,
         )
 

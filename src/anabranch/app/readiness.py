@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import Knowledge
 
 CHECKED_FOR_S = 1.0
+# A thread of its own: other work must not make a process that can answer look as if it could not.
+THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="readiness")
 NotReady = Literal["disk_full", "records_not_writable", "index_damaged"]
 
 
@@ -40,7 +43,8 @@ class Readiness:
         try:
             if not self._knowledge.exists:
                 return None
-            if await asyncio.to_thread(is_nearly_full, self._folder, self._least_free):
+            loop = asyncio.get_running_loop()
+            if await loop.run_in_executor(THREAD, is_nearly_full, self._folder, self._least_free):
                 return "disk_full"
             return await self._check_opened(await self._knowledge()) if self._knowledge.is_open else None
         except DiskFull:
@@ -49,7 +53,7 @@ class Readiness:
             return "records_not_writable"
 
     async def _check_opened(self, opened: "Knowledge") -> NotReady | None:
-        await asyncio.to_thread(opened.check_writable)
+        await asyncio.get_running_loop().run_in_executor(THREAD, opened.check_writable)
         try:
             return "index_damaged" if await opened.is_index_damaged() else None
         except StoreFailed:  # too busy to say

@@ -51,6 +51,8 @@ SETTINGS = (
     "verify",
     "min_faithfulness",
 )
+# What no caller and no upstream has written.
+NOT_REDACTED = ("settings", "software", "documents")
 T = TypeVar("T", SourceCall, ModelCall, EvidenceCall)
 # The format is named in the first bytes of a recording.
 HEAD_BYTES = 100
@@ -154,7 +156,15 @@ class RunRecorder:
             evidence_calls=tuple(self._evidence_calls),
             clock=tuple(map(tuple, self._readings.values())),
             events=tuple(self._events),
+            documents=tuple(sorted(self._documents())),
         )
+
+    def _documents(self) -> set[str]:
+        """The ids of the documents of this server in the replies, also of those that only an explanation names."""
+        assert self._question is not None
+        sources = self._question.sources
+        own = (call.reply for call in self._source_calls if sources[call.index].kind == "collection")
+        return {identifier for reply in own for identifier in _document_ids(reply)}
 
     async def _redacted(self) -> Recording:
         """The recording without secrets. If one was removed, its events are those of a replay, so that they fit."""
@@ -162,7 +172,7 @@ class RunRecorder:
         assert self._question is not None
         assert self._context is not None
         redaction = Redaction(self._question, self._context)
-        kept = {"settings": recording.settings, "software": recording.software}
+        kept = {name: getattr(recording, name) for name in NOT_REDACTED}
         clean = msgspec.structs.replace(await asyncio.to_thread(redaction.removed_from, recording), **kept)
         if redaction.found:
             from anabranch.app.replay import replay  # noqa: PLC0415  nearly always there is no secret
@@ -171,6 +181,17 @@ class RunRecorder:
             events = tuple(msgspec.Raw(redaction.removed(event.decode()).encode()) for event in again.events)
             clean = _within_its_events(msgspec.structs.replace(clean, events=events))
         return clean
+
+
+def _document_ids(value: Any) -> Iterator[str]:
+    """The `document_id` of a struct and of all in it. Metadata of documents is no struct: it can hold any text."""
+    if isinstance(value, msgspec.Struct):
+        if identifier := getattr(value, "document_id", None):
+            yield identifier
+        value = [getattr(value, name) for name in value.__struct_fields__]
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _document_ids(one)
 
 
 def _replacing(calls: list[T], call: T) -> Callable[[T], None]:

@@ -14,7 +14,7 @@ from anabranch.domain.errors import AnabranchError, Forbidden, NotFound, RateLim
 
 # Of callers with a key, and as many of others: what a minute's refusals take in memory. The rest is only counted.
 MAX_COUNTED = 1_000
-# How many records may be written at once, and how many an hour in the long run.
+# How many records may be written at once, and how many an hour in the long run: of callers with a key, and of others.
 BURST, PER_HOUR = 1_000, 200
 SEVERAL = Actor(name="several", address="", surface="")
 
@@ -44,7 +44,7 @@ class Refusals:
         self._unknown: Counter[Refused] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._may_write = float(BURST)
+        self._may_write = [float(BURST), float(BURST)]
         self._written_at = clock()
 
     def add(self, by: Actor, operation: str, code: str) -> None:
@@ -87,17 +87,20 @@ class Refusals:
                 self._count(refused, count)
 
     def _entries(self, counted: Sequence[Counter[Refused]]) -> list[tuple[AuditEntry, Actor]]:
-        """The most frequent ones each, callers with a key first; the rest together."""
+        """The most frequent ones each, of callers with a key and of others; the rest together."""
         now = self._clock()
-        self._may_write = min(BURST, self._may_write + (now - self._written_at) * PER_HOUR / 3_600)
+        gained = (now - self._written_at) * PER_HOUR / 3_600
         self._written_at = now
         each: Counter[Refused] = Counter()
-        for refused, count in (one for counts in counted for one in counts.most_common()):
-            if len(each) < self._may_write:
-                each[refused] += count
-            else:
-                each[refused._replace(by=SEVERAL)] += count
-        self._may_write -= min(self._may_write, len(each))
+        for group, counts in enumerate(counted):
+            left = min(BURST, self._may_write[group] + gained)
+            for refused, count in counts.most_common():
+                if left >= 1:
+                    left -= 1
+                    each[refused] += count
+                else:
+                    each[refused._replace(by=SEVERAL)] += count
+            self._may_write[group] = left
         return [(_entry(refused, count), refused.by) for refused, count in each.items()]
 
 

@@ -20,7 +20,7 @@ class Revocations:
 
     def __init__(self, valid: Callable[[], Awaitable[Collection[str]]], *, every_s: float = EVERY_S) -> None:
         self._valid = valid
-        self._every_s = every_s
+        self.every_s = every_s
         self._stops: defaultdict[str, set[Stop]] = defaultdict(set)
         self._task: asyncio.Task[None] | None = None
 
@@ -41,7 +41,7 @@ class Revocations:
 
     async def _watch(self) -> None:
         while self._stops:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self.every_s)
             known = tuple(self._stops)  # one that comes while the records are read may be newer than what is read
             with suppress(AnabranchError):  # records that cannot be read now are read again
                 valid = await self._valid()

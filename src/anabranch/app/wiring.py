@@ -1,5 +1,6 @@
 """The composition root: constructs every part of a running Anabranch from its settings."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
@@ -30,7 +31,7 @@ from anabranch.app.source_listing import SourceListing
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.added_sources import AddedSourcesFile
 from anabranch.configuration.settings import Settings
-from anabranch.domain.contracts import Answerer, Clock, Directory, Outbound, SystemClock, Telemetry
+from anabranch.domain.contracts import Answerer, Clock, Directory, Outbound, RunInThread, SystemClock, Telemetry
 from anabranch.domain.evidence import ClaimChecker, Evidence
 from anabranch.domain.model import UncheckedReason
 from anabranch.knowledge.durable_files import replace_file
@@ -56,10 +57,11 @@ def build_pipeline(
     judge: "Callable[[], Judge] | None" = None,
     claims: ClaimChecker | None = None,
     *,
+    run: RunInThread = asyncio.to_thread,
     measured: bool = False,
 ) -> Pipeline:
-    """The pipeline; `measured`: the stages of answers are timed, which needs more readings of the clock than recordings
-    have."""
+    """The pipeline, which reads long texts with `run`; `measured`: the stages of answers are timed, which needs more
+    readings of the clock than recordings have."""
     return Pipeline(
         directory=directory,
         clock=clock,
@@ -70,37 +72,38 @@ def build_pipeline(
             context_tokens=settings.max_context_tokens,
             query_context_tokens=settings.query_context_tokens,
         ),
-        compaction=_compaction(settings, evidence),
+        compaction=_compaction(settings, evidence, run),
         judge=judge,
-        verifier=cache(partial(_verifier, settings, claims, clock)) if claims is not None else None,
+        verifier=cache(partial(_verifier, settings, claims, clock, run)) if claims is not None else None,
         measured=measured,
+        run=run,
     )
 
 
-def _verifier(settings: Settings, claims: ClaimChecker, clock: Clock) -> "Verifier":
+def _verifier(settings: Settings, claims: ClaimChecker, clock: Clock, run: RunInThread) -> "Verifier":
     from anabranch.pipeline.verify import Verifier  # noqa: PLC0415  chat does not need it
 
     reason: UncheckedReason = "off" if settings.verify == "off" else "unavailable"
-    return Verifier(claims, clock, minimum=settings.min_faithfulness, reason=reason)
+    return Verifier(claims, clock, minimum=settings.min_faithfulness, reason=reason, run=run)
 
 
-def judge_for(settings: Settings, evidence: Evidence) -> "Callable[[], Judge]":
+def judge_for(settings: Settings, evidence: Evidence, run: RunInThread = asyncio.to_thread) -> "Callable[[], Judge]":
     """The judge, which is constructed when it is first needed."""
-    return cache(partial(_judge, settings, evidence))
+    return cache(partial(_judge, settings, evidence, run))
 
 
-def _judge(settings: Settings, evidence: Evidence) -> "Judge":
+def _judge(settings: Settings, evidence: Evidence, run: RunInThread) -> "Judge":
     from anabranch.evidence.judge import Judge  # noqa: PLC0415  most commands do not answer
 
-    return Judge(evidence, settings.evidence_passages)
+    return Judge(evidence, settings.evidence_passages, run)
 
 
-def _compaction(settings: Settings, evidence: Evidence | None) -> Compaction | None:
+def _compaction(settings: Settings, evidence: Evidence | None, run: RunInThread) -> Compaction | None:
     if settings.context == "full":
         return None
     from anabranch.pipeline.compact import Compactor  # noqa: PLC0415  most processes do not need it
 
-    return Compaction(settings.compact_tokens, Compactor(evidence, settings.evidence_passages).choose)
+    return Compaction(settings.compact_tokens, Compactor(evidence, settings.evidence_passages, run).choose)
 
 
 class Role(NamedTuple):
@@ -154,21 +157,23 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         configured = _configured(settings, outbound, policies, knowledge, clock, telemetry, role)
         servers, catalog = await leaving.enter_async_context(configured)
         evidence = await leaving.enter_async_context(evidence_for(settings, clock, telemetry, run))
-        judge = judge_for(settings, evidence) if evidence is not None else None
+        judge = judge_for(settings, evidence, run) if evidence is not None else None
         observer = partial(Observer, clock=clock, telemetry=telemetry)
         asked = (knowledge.existing, resilience, servers.source, observer)
         endpoints = partial(EndpointDirectory, settings, outbound, *asked)
         external = verifier_for(settings, outbound, clock, telemetry, resilience, run)
         claims = await leaving.enter_async_context(claims_for(settings, clock, telemetry, external, run))
         directory = endpoints(judge)
-        pipeline = build_pipeline(settings, directory, clock, telemetry, evidence, judge, claims, measured=True)
+        pipeline = build_pipeline(
+            settings, directory, clock, telemetry, evidence, judge, claims, run=run, measured=True
+        )
         names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), catalog, servers)
         questions = Questions(settings, names, clock, role.surface)
         keeps = role.log_queries and settings.query_log_days > 0
         query_log = QueryLog(knowledge, telemetry, enabled=keeps, counting=role.log_queries)
         revocations, key_use, refusals = await leaving.enter_async_context(_watched(knowledge, role.timing))
         answerer = policies.cached(pipeline, knowledge)
-        recorded = partial(_recorded, settings, endpoints, clock, telemetry, evidence, claims)
+        recorded = partial(_recorded, settings, endpoints, clock, telemetry, evidence, claims, run)
         recordings = _recordings(settings, recorded, telemetry, knowledge, role)
         runs = Runs(settings, answerer, policies, query_log, revocations, telemetry, recordings)
         await leaving.enter_async_context(background(*policies.tasks()))
@@ -308,11 +313,12 @@ def _recorded(
     telemetry: Telemetry,
     evidence: Evidence | None,
     claims: ClaimChecker,
+    run: RunInThread,
     recorder: "RunRecorder",
 ) -> Answerer:
     """A pipeline for one Run that is recorded: the same parts, each in the wrapper of its contract. It has no cache."""
     heard = recorder.evidence(evidence) if evidence is not None else None
-    judge = judge_for(settings, heard) if heard is not None else None
+    judge = judge_for(settings, heard, run) if heard is not None else None
     return build_pipeline(
         settings,
         recorder.directory(endpoints(judge)),
@@ -321,6 +327,7 @@ def _recorded(
         heard,
         judge,
         recorder.claims(claims),
+        run=run,
     )
 
 

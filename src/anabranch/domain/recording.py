@@ -142,7 +142,8 @@ class RecordedContext(Value):
 
 class Recording(Value, kw_only=True):
     """One Run. `source_calls` are in the order in which they ended. `clock` has the clock's readings of each task, in
-    the order in which the tasks first read it. `events` are as they were emitted, the terminal one last."""
+    the order in which the tasks first read it. `events` are as they were emitted, the terminal one last. `documents`
+    are the ids of those that collections returned: an erasure needs them, so they are not redacted."""
 
     format: Literal["anabranch-recording"] = FORMAT
     version: int = VERSION
@@ -156,6 +157,7 @@ class Recording(Value, kw_only=True):
     evidence_calls: tuple[EvidenceCall, ...] = ()
     clock: tuple[tuple[Time, ...], ...] = ()
     events: tuple[msgspec.Raw, ...] = ()
+    documents: tuple[str, ...] = ()
 
     def decoded_events(self) -> Iterator[AnswerEvent]:
         """The events as values. RecordingError if one is unknown, such as one of a later release."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
+from anabranch.domain.contracts import RunInThread
 from anabranch.domain.evidence import ClaimChecker, EvidencePage, Verdict
 from anabranch.domain.model import ConflictKind, Passage, QuotedSpan, SourceConflict
 from anabranch.text.disagreement import ReadStatement, Stated, disagreement
@@ -56,10 +57,14 @@ class Pair(NamedTuple):
 
 
 async def conflicts(
-    checker: ClaimChecker, question: str, passages: Sequence[Passage], until: float
+    checker: ClaimChecker,
+    question: str,
+    passages: Sequence[Passage],
+    until: float,
+    run: RunInThread = asyncio.to_thread,
 ) -> tuple[SourceConflict, ...]:
     """The surest first; at most one for two passages."""
-    found = await asyncio.to_thread(pairs, question, passages)
+    found = await run(pairs, question, passages)
     certain: list[SourceConflict] = []
     for pair in found:
         probability = await _probability(checker, pair, passages, until)

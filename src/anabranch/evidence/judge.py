@@ -1,8 +1,10 @@
 """Judges units and passages: the evidence model's readings and rules, combined by fitted weights."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from anabranch.domain.contracts import RunInThread
 from anabranch.domain.evidence import Evidence, Reading
 from anabranch.domain.model import Passage
 from anabranch.evidence.choice import candidates
@@ -20,6 +22,8 @@ JOINT_PAGES, JOINT_UNITS = 8, 3
 # half of the cost.
 AT_A_TIME = 2
 SURE, SURELY_NOT = 1.0, -3.5
+# Of more passages, those to read are chosen in a thread; those with more characters are split into units in one.
+INLINE_PASSAGES, INLINE_CHARACTERS = 100, 20_000
 # A shorter title is found in any text.
 LEAST_TITLE = 3
 # Judging takes at most this long.
@@ -51,9 +55,10 @@ class Judgement(NamedTuple):
 class Judge:
     """Reads at most `limit` passages."""
 
-    def __init__(self, evidence: Evidence, limit: int) -> None:
+    def __init__(self, evidence: Evidence, limit: int, run: RunInThread = asyncio.to_thread) -> None:
         self._evidence = evidence
         self._limit = limit
+        self._run = run
 
     async def judge(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Judgement | None:
         """None where rules have to do: the question has no words, it or most of the passages are not English, the model
@@ -65,7 +70,7 @@ class Judge:
         self, question: str, passages: Sequence[Passage], until: float | None
     ) -> Judgement | str:
         """The judgement, or why rules are used instead."""
-        order = candidates(question, passages, self._limit)
+        order = await self._candidates(question, passages)
         chosen = [passages[index] for index in order]
         foreign = sum(not is_english(passage.text) for passage in chosen)
         if not WORD.search(question):
@@ -82,9 +87,15 @@ class Judge:
             return "the passages in English do not answer, and others are not in English"
         return judged
 
+    async def _candidates(self, question: str, passages: Sequence[Passage]) -> Sequence[int]:
+        if len(passages) <= INLINE_PASSAGES:
+            return candidates(question, passages, self._limit)
+        return await self._run(candidates, question, passages, self._limit)
+
     async def observe(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Observed | None:
         """None if nothing was read. The best passage of every source comes before a second one of a source."""
-        pages = paged(question, passages)
+        is_short = sum(len(passage.text) for passage in passages) <= INLINE_CHARACTERS
+        pages = paged(question, passages) if is_short else await self._run(paged, question, passages)
         sources = len({passage.source for passage in passages})
         readings = await self._read(question, pages, sources, until, linked=_names_another(passages))
         if not readings:

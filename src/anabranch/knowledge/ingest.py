@@ -15,7 +15,7 @@ import msgspec
 
 from anabranch.domain.audit import OPERATOR, USER, Actor, acting
 from anabranch.domain.contracts import Embedder, RunInThread
-from anabranch.domain.errors import AnabranchError
+from anabranch.domain.errors import AnabranchError, QuotaReached
 from anabranch.domain.model import Embedding
 from anabranch.domain.shares import Claimant, Limit, claimant
 from anabranch.knowledge.chunking import chunk
@@ -144,7 +144,13 @@ class Ingestion:
                 documents.require_embedder(db, self._embedder.name, len(first_vectors[0].vector) // 4)
             for claim, one, vectors in results:
                 with _acting_for(claim):
-                    _store(db, claim, one, vectors)
+                    if (wanted := jobs.still_wanted(db, claim)) is None:
+                        jobs.finish(db, claim.key, "cancelled")
+                        continue
+                    try:
+                        _store(db, wanted, one, vectors)
+                    except QuotaReached as error:  # before it has changed anything
+                        jobs.finish(db, claim.key, "failed", keep_upload=True, error=error.message)
             if any(isinstance(one, AnabranchError) for one in prepared):
                 jobs.bound_failed(db)
 
@@ -226,12 +232,14 @@ def find_stored(
 
 def permissions_for(collection: Collection, arrived: NewDocument, stored: StoredDocument | None) -> Permissions:
     """The permissions given with a document, else those of the stored document; without either it follows its
-    collection. A retry permits nobody whom the stored document does not permit now."""
+    collection. If they were overruled, they permit nobody whom the stored document does not permit now."""
     if stored is None:
         return arrived.permissions or FOLLOWS_COLLECTION
-    if arrived.permissions in (None, stored.permissions) or not arrived.retried:
+    if arrived.permissions is None or not arrived.overruled:
         return arrived.permissions or stored.permissions
-    return arrived.permissions.of_document(collection).narrowed(stored.permissions.of_document(collection))
+    now = stored.permissions.of_document(collection)
+    both = arrived.permissions.of_document(collection).narrowed(now)
+    return stored.permissions if both == now else both
 
 
 def _draft(claim: Claim, read: Unchunked) -> DocumentDraft:
@@ -286,8 +294,6 @@ def _first_words(text: str) -> str:
 def _store(db: Connection, claim: Claim, prepared: Prepared, vectors: Sequence[Embedding]) -> None:
     """Store a document and the outcome of its item."""
     match prepared:
-        case _ if not jobs.is_wanted(db, claim):
-            jobs.finish(db, claim.key, "cancelled")
         case Chunked(draft=draft, pieces=pieces):
             old = documents.by_identity(db, draft.collection, draft.identity)
             collection = _current(db, claim)

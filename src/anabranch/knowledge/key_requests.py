@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from anabranch.domain.errors import Conflict, InvalidQuestion, NotFound
 from anabranch.domain.model import Value
@@ -103,7 +103,7 @@ def _checked_names(db: Connection, names: Sequence[str]) -> list[str]:
         raise InvalidQuestion(f"A user can have {MAX_LISTED} groups at most.")
     known = {name for key in keys.listed(db) for name in (key.user, *key.groups)}
     known.update(one.owner for one in collections.listed(db))
-    return [_checked_name(name, known) for name in map(str.strip, names)]
+    return [_checked_name(written_name(name.strip(), known.__contains__), known) for name in names]
 
 
 def _checked_name(name: str, known: Collection[str]) -> str:
@@ -113,11 +113,15 @@ def _checked_name(name: str, known: Collection[str]) -> str:
         raise InvalidQuestion(f"The name of a user or a group can have {MAX_NAME} characters at most.")
     if name == queries.GUEST:
         raise InvalidQuestion(f"{name!r} cannot be the name of a user or a group: it is reserved.")
-    if name in known:
-        return name
-    name = normal_form(name, "NFC")
-    check_lookalikes(name, "The name of a user or a group")
+    if name not in known:
+        check_lookalikes(name, "The name of a user or a group")
     return name
+
+
+def written_name(name: str, is_known: Callable[[str], bool]) -> str:
+    """How the records write the name of a user or a group: as it is given, if they know it so, else composed (NFC) and
+    without white space around it."""
+    return name if is_known(name) else normal_form(name.strip(), "NFC")
 
 
 def _check_expiry(expires_at: float | None) -> None:

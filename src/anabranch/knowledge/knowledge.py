@@ -48,9 +48,9 @@ from anabranch.knowledge.records import (
     queries,
 )
 from anabranch.knowledge.records.collections import PublishedEndpoint
-from anabranch.knowledge.records.cursors import Cursors
+from anabranch.knowledge.records.cursors import Cursors, ListName
 from anabranch.knowledge.records.database import Connection, Database
-from anabranch.knowledge.records.erasures import Erasure, ErasureSubject, ErasureTimes
+from anabranch.knowledge.records.erasures import Erasure, ErasureTimes
 from anabranch.knowledge.records.logged_queries import LoggedAnswer, LoggedQuery, QueryFilter, Turn
 from anabranch.knowledge.search import Searcher, SearchHits
 
@@ -261,10 +261,10 @@ class Knowledge:
         wanted = lookup.ListFilter(collection=key, status=status, connector_id=connector_id)
         return await self._with_catalog(lambda db, catalog: lookup.page(db, catalog, caller, wanted, after, limit))
 
-    async def cursors(self) -> Cursors:
-        """Converts document keys to opaque cursors and back."""
-        found = await self._database.read(cursors.existing)
-        return found if found is not None else await self._database.write(cursors.create)
+    async def cursors(self, of: ListName) -> Cursors:
+        """Converts the keys of a list to opaque cursors and back."""
+        found = await self._database.read(lambda db: cursors.existing(db, of))
+        return found if found is not None else await self._database.write(lambda db: cursors.create(db, of))
 
     async def document(self, caller: Caller, name: str, *, content: bool = False) -> StoredDocument:
         """The document with this id, file name or title."""
@@ -273,7 +273,7 @@ class Knowledge:
             found = lookup.find(db, caller, name)
             return documents.with_text(db, found) if content else found
 
-        return await self._database.read(read)
+        return await self._look_up(caller, name, read)
 
     async def chunks(self, caller: Caller, name: str, begin: int, limit: int) -> tuple[list[ChunkView], int]:
         """The chunks of the document with this id, file name or title from an index on, and how many it has."""
@@ -282,11 +282,19 @@ class Knowledge:
             found = lookup.find(db, caller, name)
             return documents.chunks_of(db, found.id, begin, limit), found.chunk_count if found.searchable else 0
 
-        return await self._database.read(read)
+        return await self._look_up(caller, name, read)
+
+    async def _look_up(self, caller: Caller, name: str, read: Callable[[Connection], T]) -> T:
+        """The result of a look-up. If there is no such document, the error suggests similar names."""
+        try:
+            return await self._database.read(read)
+        except NotFound as error:
+            hint = await self._with_catalog(lambda db, catalog: lookup.similar(db, catalog, caller, name))
+            raise NotFound(f"{error.message}{hint}") from None
 
     async def retry(self, caller: Caller, name: str) -> str:
         """Queue a failed document again, by id, file name or title; returns the id of the job that ingests it."""
-        identifier = (await self._database.read(lambda db: lookup.find_failed(db, caller, name))).document_id
+        identifier = (await self._look_up(caller, name, lambda db: lookup.find_failed(db, caller, name))).document_id
 
         def write(db: Connection) -> str:
             failed = lookup.find_failed(db, caller, identifier)
@@ -322,6 +330,8 @@ class Knowledge:
             found = _changeable(db, caller, identifier)
             if not found.searchable:
                 raise Conflict(f"{found.title!r} is {found.status}, not stored; send it again to change it.")
+            if permissions is not None:
+                jobs.overrule(db, found.id)
             described = found.metadata if metadata is None else metadata
             changed = documents.describe(
                 db,
@@ -347,26 +357,32 @@ class Knowledge:
 
         return await self._database.write(write, deleting=True)
 
-    async def erase(self, *, document: str | None = None, user: str | None = None) -> Erasure:
+    async def erase(self, *, document: str | None = None, user: str | None = None) -> tuple[Erasure, str | None]:
         """Erase a document, by its id also if it was deleted before, or a user: from the records now, and from
-        everything else as soon as possible. For the operator."""
+        everything else as soon as possible. For the operator. Also returns a warning if the records do not know the
+        user: what else there is, such as streams and sessions in Redis, is erased nevertheless."""
         if (document is None) == (user is None):
             raise InvalidQuestion("Name a document or a user, one of the two.")
         if user is not None and not user.strip():
             raise InvalidQuestion("The name of the user is empty.")
-        what: ErasureSubject = "document" if user is None else "user"
-        erased = Erased(users=(user,)) if user is not None else await self._document_erased(document or "")
-        return await self._database.write(
-            lambda db: erasures.request(db, what, erased, self._erasure_times, now=True), deleting=True
-        )
+        identifier = "" if document is None else await self._document_to_erase(document)
 
-    async def _document_erased(self, name: str) -> Erased:
+        def write(db: Connection) -> tuple[Erasure, str | None]:
+            if user is None:
+                erased = Erased(documents=(identifier,))
+                return erasures.request(db, "document", erased, self._erasure_times, now=True), None
+            name = key_requests.written_name(user, lambda one: erasures.knows_user(db, one))
+            warning = None if erasures.knows_user(db, name) else erasures.UNKNOWN_USER.format(name)
+            return erasures.request(db, "user", Erased(users=(name,)), self._erasure_times, now=True), warning
+
+        return await self._database.write(write, deleting=True)
+
+    async def _document_to_erase(self, name: str) -> str:
         """An id comes before names, also that of a deleted document: others may have named theirs like it."""
-
-        def read(db: Connection) -> str:
-            return name if erasures.knows(db, name) else lookup.find_only(db, Caller(operator=True), name).id
-
-        return Erased(documents=(await self._database.read(read),))
+        caller = Caller(operator=True)
+        return await self._look_up(
+            caller, name, lambda db: name if erasures.knows(db, name) else lookup.find_only(db, caller, name).id
+        )
 
     async def erasure(self, identifier: str) -> Erasure:
         found = await self._database.read(lambda db: erasures.by_id(db, identifier))
@@ -438,7 +454,10 @@ class Knowledge:
     async def publish(self, caller: Caller, name: str, owner: str, slug: str) -> Collection:
         """Publish a collection as an endpoint; Conflict if another one has its path."""
         found = await self._own_collection(caller, name)
-        if not await self._database.write(lambda db: collections.publish(db, owner, slug, found.key)):
+        by_operator = caller.operator
+        if not await self._database.write(
+            lambda db: collections.publish(db, owner, slug, found.key, by_operator=by_operator)
+        ):
             raise path_taken(f"{owner}/{slug}")
         return found
 
@@ -451,11 +470,11 @@ class Knowledge:
     async def endpoints(self, caller: Caller, name: str) -> tuple[Collection, list[PublishedEndpoint]]:
         """Where a collection is published, for its owner."""
         found = await self._own_collection(caller, name)
-        return found, [endpoint for endpoint, one in await self.published() if one.key == found.key]
+        return found, await self.published(keys=[found.key])
 
-    async def published(self, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
-        """The published collections, all or those with a slug."""
-        return await self._database.read(lambda db: collections.published(db, slug))
+    async def published(self, slug: str | None = None, keys: Sequence[int] | None = None) -> list[PublishedEndpoint]:
+        """The published collections: all, or those with a slug, or of these keys."""
+        return await self._database.read(lambda db: collections.published(db, slug, keys))
 
     async def api_key(self, secret: str) -> keys.ApiKey | None:
         """The API key with this secret, unless it is revoked or has expired."""
@@ -498,6 +517,13 @@ class Knowledge:
         if _is_guest(caller):
             return []
         return await self._database.read(lambda db: logged_queries.turns(db, caller, conversation, limit, last))
+
+    async def turns_by_id(self, caller: Caller, ids: Sequence[str]) -> dict[str, Turn | None]:
+        """The caller's own questions of these ids, which are given oldest first; None stands for one whose answer is
+        withheld. Guests have none."""
+        if _is_guest(caller):
+            return {}
+        return await self._database.read(lambda db: logged_queries.turns_by_id(db, caller, ids))
 
     async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> queries.Rated | None:
         """Feedback on a question of the caller's own; None if there is none of that id."""

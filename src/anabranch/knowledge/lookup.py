@@ -96,7 +96,7 @@ def find(db: Connection, caller: Caller, name: str) -> StoredDocument:
         raise NotFound(f"There is no document {name!r}.")
     if len(name) <= MAX_NAME and (matches := _stored_matches(db, caller, name) or _open_matches(db, caller, name)):
         return with_states(db, caller, [_only(db, name, matches)])[0]
-    raise NotFound(f"There is no document {name[:MAX_SHOWN]!r}.{_similar(db, caller, name)}")
+    raise NotFound(f"There is no document {name[:MAX_SHOWN]!r}.")
 
 
 def find_only(db: Connection, caller: Caller, name: str) -> StoredDocument:
@@ -177,13 +177,14 @@ def _only(db: Connection, name: str, matches: Sequence[StoredDocument]) -> Store
     raise Conflict(f"Several documents are named {name!r}; use an id: {', '.join(shown)}{more}.")
 
 
-def _similar(db: Connection, caller: Caller, name: str) -> str:
-    """A hint at documents with a similar name, among the newest that the caller can see."""
-    if len(name) > MAX_SIMILAR_NAME:
+def similar(db: Connection, catalog: Catalog, caller: Caller, name: str) -> str:
+    """A hint at documents with a similar name, among the newest that the caller can see; none for what is an id."""
+    if len(name) > MAX_SIMILAR_NAME or is_id(name):
         return ""
     from rapidfuzz import fuzz, process  # noqa: PLC0415  few requests need it
 
-    names = documents.newest_names(db, caller, MAX_SIMILAR)
+    newest = catalog.keys(None, catalog.permitted(caller))[-MAX_SIMILAR:]
+    names = documents.names_of(db, newest.tolist())
     by_folded = {known.casefold(): known for known in names if len(known) <= MAX_SIMILAR_NAME}
     close = process.extract(
         name.casefold(), list(by_folded), scorer=fuzz.ratio, limit=MAX_HINTS, score_cutoff=MIN_SIMILARITY

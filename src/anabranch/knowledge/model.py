@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import msgspec
+
 from anabranch.domain.audit import GROUP, USER
 from anabranch.domain.errors import AnabranchError, Conflict
 from anabranch.domain.model import COLLECTION_ADDRESS, ChunkType, Context, Value
@@ -198,7 +200,8 @@ def path_taken(path: str) -> Conflict:
 
 class NewDocument(Value):
     """A document to ingest: its bytes or URL, name, metadata and permissions. It replaces the stored document with the
-    same `identity`. If it is `retried`, the permissions of that one may have changed since the upload."""
+    same `identity`. If its permissions are `overruled`, others were chosen for that one since the upload; a retry does
+    not know."""
 
     source: SourceType
     data: bytes = b""
@@ -210,7 +213,7 @@ class NewDocument(Value):
     metadata: Mapping[str, Any] = {}
     permissions: Permissions | None = None
     identity: str | None = None
-    retried: bool = False
+    overruled: bool = msgspec.field(name="retried", default=False)
 
 
 class DocumentFields(Value):

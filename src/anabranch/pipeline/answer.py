@@ -1,12 +1,13 @@
 """The stages of the pipeline in order: each has a file of its own."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from anabranch.domain.contracts import Clock, Directory, Emit, Telemetry
+from anabranch.domain.contracts import Clock, Directory, Emit, RunInThread, Telemetry
 from anabranch.domain.errors import (
     GenerationFailed,
     InvalidQuestion,
@@ -21,6 +22,7 @@ from anabranch.domain.events import (
 )
 from anabranch.domain.model import (
     Answer,
+    Citation,
     Context,
     Endpoint,
     Fallback,
@@ -34,7 +36,7 @@ from anabranch.domain.model import (
     Timings,
     Until,
 )
-from anabranch.pipeline.cite import cite
+from anabranch.pipeline.cite import cite, is_short
 from anabranch.pipeline.generate import FAILED, Generated, generate
 from anabranch.pipeline.ground import ground, refusal, similarity
 from anabranch.pipeline.merge import Merged, Merging
@@ -151,7 +153,9 @@ class Pipeline:
         judge: "Callable[[], Judge] | None" = None,
         verifier: "Callable[[], Verifier] | None" = None,
         measured: bool = False,
+        run: RunInThread = asyncio.to_thread,
     ) -> None:
+        self._run = run
         self._stage_clock = clock if measured else None
         self._verifier = verifier
         self._compaction = compaction
@@ -193,11 +197,11 @@ class Pipeline:
         prompt = await self._composed(question, question.model, passages, basis, context, notes)
         watch.ended("prompt_ms")
         written, verified = await self._written(question, question.model, prompt, context, emit, watch)
-        answer = self._with_text(answer, prompt, written, verified, context)
+        answer = await self._with_text(answer, prompt, written, verified, context)
         timings = watch.timings(retrieval_ms=retrieval_ms, generation_ms=written.time_ms)
         return self._timed(answer, began, timings, notes)
 
-    def _with_text(
+    async def _with_text(
         self, answer: Answer, prompt: Prompt, written: Generated, verified: "Verified | None", context: Context
     ) -> Answer:
         """The answer with what the model has written, and its citations."""
@@ -209,7 +213,7 @@ class Pipeline:
             with self._telemetry.span("cite", context):
                 text = written.text
                 # A refusal names a document, whose title may look like a mark.
-                citations = () if refused else written.citations or cite(text, prompt.passages)
+                citations = () if refused else written.citations or await self._cited(text, prompt.passages)
         return msgspec.structs.replace(
             answer,
             text=text,
@@ -226,6 +230,9 @@ class Pipeline:
             support=written.support,
             removed_links=written.removed_links,
         )
+
+    async def _cited(self, text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
+        return cite(text, passages) if is_short(text, passages) else await self._run(cite, text, passages)
 
     async def _rewritten(self, question: Question, context: Context, now: float) -> Rewritten:
         if not question.rewrite or question.model is None:
@@ -262,7 +269,7 @@ class Pipeline:
         watch.ended("merge_ms")
         passages = await self._ranked(question, merged.passages, context, notes)
         watch.ended("evidence_ms")
-        return merged._replace(passages=await marked(passages) if question.profile.defence else passages)
+        return merged._replace(passages=await marked(passages, self._run) if question.profile.defence else passages)
 
     async def _ranked(
         self, question: Question, passages: tuple[Passage, ...], context: Context, notes: "PipelineNotes | None"

@@ -30,10 +30,12 @@ SENTENCE = re.compile(r"[^\n]+?(?:[.!?][\"')\]]*(?=\s)|(?=\n)|$)", re.DOTALL)
 MAX_WORDS = 24
 CLOSEST = 3
 MAX_CITATIONS = 500
-# Of a hostile answer, no more is read.
-MAX_MARKS = 20_000
+# Of a hostile answer, no more is read: names in marks, characters of a claim, and characters and sentences of passages.
+MAX_NAMES = 20_000
 MAX_CLAIM = 1_000
-MAX_READ = 4_000_000
+MAX_READ, MAX_SENTENCES = 4_000_000, 50_000
+# For an answer or passages with more characters, citations are looked for in a thread.
+INLINE_ANSWER, INLINE_PASSAGES = 10_000, 300_000
 
 
 class SupportingSpan(NamedTuple):
@@ -71,6 +73,11 @@ def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
             if len(found) == MAX_CITATIONS:
                 return tuple(found)
     return tuple(found)
+
+
+def is_short(text: str, passages: Sequence[Passage]) -> bool:
+    """Whether citations are found so soon that it needs no thread."""
+    return len(text) <= INLINE_ANSWER and sum(len(passage.text) for passage in passages) <= INLINE_PASSAGES
 
 
 def cited(delta: Delta, offset: int, passages: Sequence[Passage]) -> Iterator[Citation]:
@@ -130,8 +137,11 @@ class Marks:
     def read(self, text: str) -> Iterator[tuple[re.Match[str], list[list[int]]]]:
         """The marks of a text with the passages that each of their names names: none, if it is wrong. Brackets directly
         behind others that are no mark are none either."""
-        end = 0
-        for mark in islice(MARK.finditer(text), MAX_MARKS):
+        end, left = 0, MAX_NAMES
+        for mark in MARK.finditer(text):
+            left -= 1 + mark[1].count(",") + mark[1].count(";")
+            if left < 0:
+                break
             start = mark.start()
             if text[max(end, start - 2) : start] not in ("", "]") and (
                 text[start - 1] == "]" or INDEX.match(text, start)
@@ -169,13 +179,13 @@ def _claim(text: str, mark_start: int) -> str:
 
 
 class SupportingWords:
-    """Finds the words that support claims. The characters that it reads are bounded, against hostile answers; past the
-    bound it cites whole passages."""
+    """Finds the words that support claims. What it reads is bounded, against hostile answers; past the bound it cites
+    whole passages."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._passages = passages
         self._lowered: dict[int, str] = {}
-        self._left = MAX_READ
+        self._left, self._sentences_left = MAX_READ, MAX_SENTENCES
 
     def find(self, claim: str, candidates: Sequence[int], since: str = "") -> SupportingSpan:
         """All text since the last mark, or the claim, if a passage has it verbatim; else the sentence that shares most
@@ -200,7 +210,8 @@ class SupportingWords:
         closest = sorted(candidates, key=lambda index: -sum(weight[word] for word in within[index]))[:CLOSEST]
         best = SupportingSpan(0.0, candidates[0], 0, len(self._low(candidates[0])))
         for index in (index for index in closest if within[index]):
-            for match in SENTENCE.finditer(self._low(index)):
+            for match in islice(SENTENCE.finditer(self._low(index)), self._sentences_left):
+                self._sentences_left -= 1
                 sentence = match[0]
                 shared = sum(weight[word] for word in within[index] if word in sentence)
                 if shared > best.weight:

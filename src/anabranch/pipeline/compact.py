@@ -1,10 +1,12 @@
 """Compact context: of each passage the units that bear on the question, within a number of tokens."""
 
+import asyncio
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from anabranch.domain.contracts import RunInThread
 from anabranch.domain.evidence import Evidence
 from anabranch.domain.model import Passage
 from anabranch.pipeline.prompt import Excerpt, escaped, estimate
@@ -30,6 +32,9 @@ MAX_TITLE = 300
 # So many characters of each passage tell the language.
 SAMPLE = 250
 
+# Passages with more characters are read in a thread.
+INLINE_CHARACTERS = 20_000
+
 # The scores by words. The question's words that are only in the heading, the lead-in or the title have a share of their
 # weight; a higher rank is an advantage; what is below the threshold does not bear on the question.
 ABOVE_SHARE, RANK, THRESHOLD = 0.5, 0.05, 0.1
@@ -45,17 +50,19 @@ class Compactor:
     """Chooses excerpts of passages by what the evidence model says of the units of the first `most` passages; by their
     words without one, and if the question or the passages are not English, which is all that it has learned."""
 
-    def __init__(self, evidence: Evidence | None = None, most: int = 8) -> None:
+    def __init__(self, evidence: Evidence | None = None, most: int = 8, run: RunInThread = asyncio.to_thread) -> None:
         self._evidence = evidence
         self._most = most
+        self._run = run
 
     async def choose(
         self, question: str, passages: Sequence[Passage], overheads: Sequence[int], room: int
     ) -> Sequence[Excerpt]:
         """Excerpts within `room` tokens; each passage costs its `overheads` beside its text."""
         texts = readable(passages)
-        split = [units(text) or _whole(text) for text in texts]
-        scores = word_scores(question, passages, texts, split)
+        is_short = sum(map(len, texts)) <= INLINE_CHARACTERS
+        read = (question, passages, texts)
+        split, scores = _read(*read) if is_short else await self._run(_read, *read)
         if self._evidence is not None and is_english(question) and is_english(_sample(texts[: self._most])):
             pages = [
                 (page(one.title, one.place.headers if one.place is not None else (), text, found),)
@@ -64,6 +71,11 @@ class Compactor:
             readings = await self._evidence.read(question, pages)
             scores = evidence_scores([None if one is None else one.units[:1] for one in readings], scores)
         return excerpts(passages, split, scores, overheads, room)
+
+
+def _read(question: str, passages: Sequence[Passage], texts: Sequence[str]) -> tuple[Sequence[Sequence[Unit]], Scores]:
+    split = [units(text) or _whole(text) for text in texts]
+    return split, word_scores(question, passages, texts, split)
 
 
 def word_scores(

@@ -27,7 +27,7 @@ WORTH_READING = 80
 MANY, LONG = 50, 50_000
 # Deduplication gets this long even if no time is left, so that the best results do not repeat each other.
 LEAST_S = 0.25
-# Own threads: searching, embedding and counting use the default executor.
+# Own threads: a merge may take until the deadline, which is too long for the threads that all callers share.
 THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="merge")
 
 

@@ -411,10 +411,15 @@ async def _within(budget_tokens: int, blocks: Sequence[str]) -> Sequence[int]:
 
 
 async def estimated_tokens(texts: Sequence[str]) -> Sequence[int]:
-    """The estimate for each text; long texts are estimated in a thread."""
-    if sum(map(len, texts)) > INLINE_CHARACTERS:
-        return await asyncio.to_thread(lambda: list(map(estimate, texts)))
-    return list(map(estimate, texts))
+    """The estimate for each text; other tasks get a turn between long texts."""
+    found, read = [], 0
+    for text in texts:
+        found.append(estimate(text))
+        read += len(text)
+        if read > INLINE_CHARACTERS:
+            read = 0
+            await asyncio.sleep(0)
+    return found
 
 
 def estimate(text: str) -> int:

@@ -2,27 +2,56 @@
 links that occur in no source."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from anabranch.domain.contracts import RunInThread
 from anabranch.domain.model import Delta, Passage, Prompt
 
 if TYPE_CHECKING:
     from anabranch.text.safe_markdown import SafeMarkdown
 
-# More is read in a thread.
-INLINE_CHARACTERS = 20_000
+# Characters that are read at once: then it is the turn of other callers, and a question that was cancelled ends. More
+# is read in a thread. Reading a passage takes as long as EACH characters, also if it is empty.
+AT_ONCE, EACH = 10_000, 10
+# Characters of a question's passages that are read. Those behind them are marked, because nobody has read them.
+MAX_READ = 500_000
+NOT_READ = f"not read: the passages before it have {MAX_READ:,} characters"
+# Characters of a question with addresses that an answer may have.
+MAX_QUESTION = 100_000
 # Characters of an answer that are read before other tasks get a turn.
 TURN = 16_384
 
 
-async def marked(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
+async def marked(passages: tuple[Passage, ...], run: RunInThread = asyncio.to_thread) -> tuple[Passage, ...]:
     """The passages, each with the sentences in it that seem to be orders to a model."""
-    if sum(len(passage.text) for passage in passages) > INLINE_CHARACTERS:
-        return await asyncio.to_thread(_marked, passages)
-    return _marked(passages)
+    if sum(map(_size, passages)) <= AT_ONCE:
+        return _marked(passages)
+    found: tuple[Passage, ...] = ()
+    for part in _parts(passages):
+        found += await run(_marked, part)
+    rest = passages[len(found) :]
+    return (*found, *(msgspec.structs.replace(one, suspected_instructions=(NOT_READ,)) for one in rest))
+
+
+def _parts(passages: Sequence[Passage]) -> Iterator[Sequence[Passage]]:
+    """Those that are read, in parts of about AT_ONCE characters."""
+    begin = size = read = 0
+    for end, passage in enumerate(passages, 1):
+        size += _size(passage)
+        if size >= AT_ONCE or end == len(passages):
+            yield passages[begin:end]
+            begin, size, read = end, 0, read + size
+            if read >= MAX_READ:
+                break
+
+
+def _size(passage: Passage) -> int:
+    from anabranch.text.instructions import MAX_READ as MOST  # noqa: PLC0415  chat does not need it
+
+    return min(MOST, len(passage.title) + len(passage.text)) + EACH
 
 
 def _marked(passages: Sequence[Passage]) -> tuple[Passage, ...]:
@@ -42,7 +71,7 @@ def checked_answer(prompt: Prompt) -> "SafeMarkdown":
     def addresses() -> str:
         urls = [one for passage in prompt.passages for one in (passage.url, passage.place and passage.place.url) if one]
         texts = [f"{passage.title}\n{passage.text}" for passage in prompt.passages]
-        return "\n".join((prompt.question, *urls, *texts))
+        return "\n".join((prompt.question[:MAX_QUESTION], *urls, *texts))
 
     return SafeMarkdown(addresses)
 

@@ -15,7 +15,7 @@ VARIANTS = 3
 LONGEST = 1_000
 MAX_TOKENS = 150
 TURNS = 6
-NUMBERED = re.compile(r"^[ \t]*(?:\d+[.)]|[-*])[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
+NUMBERED = re.compile(r"^[ \t]*(?:\d+[.)]|[-*])[ \t]*(\S.*)", re.MULTILINE)
 
 STANDALONE = (
     "Below is a conversation and the next question in it. Write that question again so that it can be understood "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 
-from anabranch.domain.contracts import Clock, Emit
+from anabranch.domain.contracts import Clock, Emit, RunInThread
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.events import AnswerEvent, SentenceChecked, Token
 from anabranch.domain.evidence import ClaimChecker, EvidencePage, Verdict
@@ -93,9 +93,11 @@ class Verifier:
         *,
         minimum: float | None = None,
         reason: UncheckedReason = "unavailable",
+        run: RunInThread = asyncio.to_thread,
     ) -> None:
         self._checker = checker
         self._clock = clock
+        self._run = run
         self._minimum = minimum
         self._reason = reason
 
@@ -107,7 +109,8 @@ class Verifier:
         limit_s = min(left_s, MAX_CONFLICTS_S)
         try:
             async with asyncio.timeout(limit_s + MOMENT_S):
-                return await conflicts(self._checker, question, passages, self._clock.monotonic() + limit_s)
+                until = self._clock.monotonic() + limit_s
+                return await conflicts(self._checker, question, passages, until, self._run)
         except TimeoutError:
             pass
         except AnabranchError:
@@ -131,8 +134,9 @@ class Verifier:
     ) -> "Verifying":
         """A verification of one answer, whose events it passes on. `crashed` is called with a failure of the checker;
         `markdown` reads what a strict answer passes on, if it has to be safe."""
-        check = SentenceCheck(self._checker, passages, self._clock, self._reason, crashed, conflicts)
-        release = Release(emit, strict=strict, hold=self._minimum is not None and not streaming, markdown=markdown)
+        check = SentenceCheck(self._checker, passages, self._clock, self._reason, crashed, conflicts, self._run)
+        hold = self._minimum is not None and not streaming
+        release = Release(emit, strict=strict, hold=hold, markdown=markdown, run=self._run)
         return Verifying(check, passages, release, self._minimum, self._clock, deadline, language)
 
 
@@ -147,8 +151,10 @@ class SentenceCheck:
         reason: UncheckedReason = "unavailable",
         crashed: Callable[[Exception], None] = lambda _: None,
         conflicts: Sequence[SourceConflict] = (),
+        run: RunInThread = asyncio.to_thread,
     ) -> None:
         self._checker = checker
+        self._run = run
         self._passages = passages
         self._clock = clock
         self._conflicts = conflicts
@@ -182,7 +188,7 @@ class SentenceCheck:
 
     async def _finding(self, claim: str, marked: Sequence[Sequence[int]]) -> Finding | UncheckedReason:
         cited = list(dict.fromkeys(passage for passages in marked for passage in passages))
-        compared = await asyncio.to_thread(self._compared, claim, cited)
+        compared = await self._run(self._compared, claim, cited)
         assert self._read is not None
         found: list[Finding] = []
         missing = list(marked)
@@ -256,8 +262,11 @@ class Release:
     """What of an answer is passed on, and when: as it comes; with `strict`, what is supported; with `hold`, nothing
     before all is checked."""
 
-    def __init__(self, emit: Emit, *, strict: bool, hold: bool, markdown: "SafeMarkdown | None") -> None:
+    def __init__(
+        self, emit: Emit, *, strict: bool, hold: bool, markdown: "SafeMarkdown | None", run: RunInThread
+    ) -> None:
         self.emit = emit
+        self._run = run
         self.strict = strict
         self.hold = hold
         self._markdown = markdown
@@ -297,7 +306,7 @@ class Release:
     async def end(self, written: str, note: str) -> None:
         """Pass on what follows the last sentence, and a note."""
         rest = written[self._decided :]
-        safe = await asyncio.to_thread(self._is_safe, rest) if len(rest) > TURN else self._is_safe(rest)
+        safe = await self._run(self._is_safe, rest) if len(rest) > TURN else self._is_safe(rest)
         await self.add((rest if safe else "") + note)
 
     def _is_safe(self, text: str) -> bool:

@@ -11,7 +11,18 @@ import msgspec
 from anabranch.domain.contracts import Answerer, Cache, Clock, Emit, Telemetry
 from anabranch.domain.errors import OUT_OF_TIME, DeadlineExceeded
 from anabranch.domain.events import AnswerEvent, SourceReplied, unfold
-from anabranch.domain.model import Answer, CheckedSentence, Citation, Context, Ground, Question, Status, Timings, Until
+from anabranch.domain.model import (
+    CHAT,
+    Answer,
+    CheckedSentence,
+    Citation,
+    Context,
+    Ground,
+    Question,
+    Status,
+    Timings,
+    Until,
+)
 from anabranch.domain.signals import AnswerShared, CacheLookup
 from anabranch.policies.cache import lookup
 from anabranch.text.normal_forms import normal_form
@@ -79,8 +90,11 @@ class CachedAnswerer:
             return await self._inner.answer(question, context, emit)
 
     async def _identity(self, question: Question, context: Context) -> Identity | None:
-        """None if the answer is not cached: it has other sources than collections, or a model that the caller named; or
-        the question asks for the explanation of its own run."""
+        """None if the answer is not cached: it has other sources than collections, or a model that the caller named;
+        the question asks for the explanation of its own run; or it is one of chat, which brings tokens, and these are
+        removed from the answer."""
+        if question.profile.name == CHAT.name:
+            return None
         model = question.model
         local = question.sources and all(source.kind == "collection" for source in question.sources)
         if not local or question.until is not Until.GENERATE or model is None or not model.operator or question.explain:

@@ -17,6 +17,7 @@ import msgspec
 from anabranch.domain.contracts import Cache, Clock, Embedder, Telemetry
 from anabranch.domain.evidence import ClaimChecker, Evidence, EvidencePage, Reading, Verdict
 from anabranch.domain.model import MAX_QUERY, Calibration, Embedding
+from anabranch.domain.shares import claimant
 from anabranch.domain.signals import CacheLookup, EvidenceJudged, EvidenceTask
 from anabranch.redis.client import RedisGone
 
@@ -133,7 +134,8 @@ decode = msgspec.msgpack.Decoder(Embedding).decode
 
 
 class CachedEmbedder:
-    """An Embedder with a cache. Cached vectors are checked to be of this model and its dimensions."""
+    """An Embedder with a cache for each caller: a shared one is faster with what others have asked, and so tells it.
+    Cached vectors are checked to be of this model and its dimensions."""
 
     def __init__(self, inner: Embedder, *, where: str, cache: Cache, ttl_s: float, telemetry: Telemetry) -> None:
         self._inner = inner
@@ -173,8 +175,10 @@ class CachedEmbedder:
 
     def _key(self, text: str) -> str:
         """Includes the server: two servers may have different models of the same name."""
-        digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=20, person=self._where).hexdigest()
-        return f"embed:{self._inner.name}:{digest}"
+        digest = hashlib.blake2b(
+            text.encode(errors="replace"), digest_size=20, person=self._where, salt=_salt(claimant.get().name)
+        )
+        return f"embed:{self._inner.name}:{digest.hexdigest()}"
 
     def _fits(self, found: Embedding) -> bool:
         dimensions = self._inner.dimensions
@@ -188,6 +192,10 @@ class CachedEmbedder:
         found = await lookup(self._cache, key, decode, self._fits)
         self._telemetry.noted(CacheLookup(cache="embedding", hit=found is not None))
         return found
+
+
+def _salt(caller: str) -> bytes:
+    return hashlib.blake2b(caller.encode(errors="surrogatepass"), digest_size=hashlib.blake2b.SALT_SIZE).digest()
 
 
 Pages = tuple[EvidencePage, ...]

@@ -63,11 +63,12 @@ def _of_requests(settings: Settings) -> tuple[Limit, ...]:
             ready=READY,
         ),
         limit(
-            *("computations", "searches, embeddings and readings of evidence at once"),
+            *("computations", "searches, embeddings and readings at once"),
             total="computing_threads",
             zero=os.cpu_count() or 1,
             queued=math.inf,
         ),
+        Limit(name="embeddings", description="requests to embed texts at once", each=1, waiting=WAITING),
         limit("uploads", "uploads at once", each="caller_uploads", waiting=WAITING),
         limit(
             *("upload_bytes", "uploads at once"),

@@ -19,6 +19,8 @@ MAX_READ = 20_000
 MAX_FOUND = 5
 MAX_QUOTE = 200
 MAX_DECODED = 20
+# A search for a rule holds the interpreter: it begins within so many characters, and no match is longer than LONGEST.
+AT_ONCE, LONGEST = 2_000, 1_000
 MIN_ENCODED = 13
 # So many characters without width in a row are no accident.
 HIDDEN = re.compile("[\u200b-\u200d\u2060-\u2064\ufeff]{8,}|[\u202d\u202e]|[\ufe00-\ufe0f\U000e0100-\U000e01ef]{4,}")
@@ -369,8 +371,19 @@ def _joined_letters(run: str) -> str:
 def _by_rules(text: str) -> Iterator[str]:
     for first, rule in _compiled():
         if any(word in text for word in first):
-            for match in rule.finditer(text):
-                yield _sentence(text, match.start(), match.end())
+            for start, end in _matches(rule, text):
+                yield _sentence(text, start, end)
+
+
+def _matches(rule: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
+    at = 0
+    for part in range(0, len(text), AT_ONCE):
+        at = max(at, part)
+        while at < part + AT_ONCE and (found := rule.search(text, at, part + AT_ONCE + LONGEST)) is not None:
+            if found.start() >= part + AT_ONCE:
+                break
+            yield found.span()
+            at = found.end()
 
 
 @cache

@@ -140,7 +140,7 @@ _QUESTION_WORD = re.compile(r"(?:how|what|when|where|who|whom|whose|which|whethe
 _DETERMINED = re.compile(r"(?:the|an?|any|its|their|his|her|your|other|such|in|on|for|of|about|with)\b", re.IGNORECASE)
 _FEW = 2
 
-_COLON = re.compile(r"\s*[:\uff1a][*_\s]*\Z")
+_COLON = re.compile(r"[:\uff1a][*_\s]*\Z")
 _EXPLICIT = re.compile(
     r"\b(?:(?:as )?follows|following(?: \w+){0,3}|(?:these|this)(?: \w+){0,2}|below|here|such as|(?:for )?example"
     r"|ways|steps|options)\Z",
@@ -192,10 +192,10 @@ def states(text: str) -> bool:
 
 def only_announces(sentence: str) -> bool:
     """Whether a sentence with a colon at its end says only what comes: a label, or a lead-in as in "The steps are:"."""
-    sentence = _COLON.sub("", _spaced(sentence))
+    sentence = _spaced(sentence)
     if len(sentence) > MAX_READ:
         return False
-    *before, last = [*_clauses(sentence)] or [_Clause("", soft=False, listed=False)]
+    *before, last = [*_clauses(_COLON.sub("", sentence).rstrip())] or [_Clause("", soft=False, listed=False)]
     return all(says_nothing(one.text) or _introduces(one.text) for one in before) and _announces(
         _without_courtesies(last.text)
     )

@@ -10,6 +10,9 @@ MAX_HELD = 4_000
 MAX_REPORTED = 100
 MAX_LOOKUPS = 200
 MAX_ADDRESS = 2_000
+# Characters of the sources in which addresses are looked for, and those that all lookups of an answer read. A place
+# with another address counts as so many characters as are read in its time.
+MAX_SOURCES, MAX_LOOKED_AT, ELSEWHERE = 1_000_000, 25_000_000, 100
 
 URL_START = r"(?:https?://|ftp://|www\.)"
 SPECIAL = re.compile(rf"[`~<\]\\\n&]|{URL_START}", re.IGNORECASE)
@@ -37,7 +40,8 @@ SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*:|[/\\]|www\.", re.IGNORECASE)
 SCHEMES = ("http", "https", "ftp", "mailto")
 # Before and after an address in a source: no character that would make it another address.
-BEFORE, AFTER = r"(?<![\w/.%?&=#~+@:-])", r"/?(?![\w/%?&=#~+@$-]|[.,;:!][\w/])"
+BEFORE = re.compile(r"(?<![\w/.%?&=#~+@:-])")
+AFTER = re.compile(r"/?(?![\w/%?&=#~+@$-]|[.,;:!][\w/])")
 
 FENCE = re.compile(r"( *)(`{3,}(?=[^`|\n]*(?:\n|$))|~{3,}(?=[^|\n]*(?:\n|$)))[^\n]*")
 MAYBE_FENCE = re.compile(r" *(?:`*|~*)$")
@@ -51,6 +55,7 @@ class SafeMarkdown:
     def __init__(self, sources: Callable[[], str]) -> None:
         self._sources = sources
         self._haystack: str | None = None
+        self._left = MAX_LOOKED_AT
         self._known: dict[str, bool] = {}
         self._removed: dict[str, None] = {}
         self._held = ""
@@ -317,10 +322,23 @@ class SafeMarkdown:
         if scheme is not None and scheme[1].lower() not in SCHEMES:
             return False
         if self._haystack is None:
-            text = self._sources()
+            text = self._sources()[:MAX_SOURCES]
             self._haystack = f"{text}\n{html.unescape(text)}" if "&amp;" in text else text
         written = address.removeprefix("mailto:").rstrip("/")
-        return bool(written) and re.search(BEFORE + re.escape(written) + AFTER, self._haystack) is not None
+        return bool(written) and self._occurs(written, self._haystack)
+
+    def _occurs(self, written: str, text: str) -> bool:
+        """Whether a text has the address by itself, not within another one; False if too much was read."""
+        begin = 0
+        while self._left > 0:
+            at = text.find(written, begin)
+            self._left -= (at if at >= 0 else len(text)) - begin + ELSEWHERE
+            if at < 0:
+                return False
+            if BEFORE.match(text, at) and AFTER.match(text, at + len(written)):
+                return True
+            begin = at + 1
+        return False
 
     def _report(self, address: str) -> None:
         address = html.unescape(address).strip()[:MAX_ADDRESS]

@@ -88,7 +88,7 @@ _GAP = re.compile(r"(?:[\s>]|::|\.\.[ \t][^\n]*+\n)*+")
 _COMMENT_MARK = re.compile(r"(\n[ \t]*)#")
 # The head of a list item: a code span, bold text or an option, and then a colon or a dash.
 _ITEM_NAME = re.compile(
-    r"\s*\[?(?:(?:``?|\*\*`?|__)(?P<marked>[^`*\n]{1,80}?)(?:``?|`?\*\*|__)|(?P<plain>--?\w[\w-]*|\w+[_.]\w[\w.]*))"
+    r"\s*\[?(?:(?:``?|\*\*`?|__)(?P<marked>[^`*\n]{1,80}?)(?:``?|`?\*\*|__)|(?P<plain>--?\w[\w-]*|(?=\w+[_.]\w)[\w.]++))"
     r"(?:\]\([^)\n]{0,300}\))?(?:\s?\([^)\n]{0,80}\))?\s{0,4}(?::(?!:)|[\u2013\u2014]|--?\s|[=-]>|\Z)"
 )
 _FIELD = re.compile(r":(?:\w+[ \t]+)*(?P<field>[^:\s]+):|@\w+[ \t]+(?P<tag>\S+)")

@@ -344,10 +344,48 @@ def test_a_restore_says_how_many_keys_it_makes_valid_again(run: Run, data: Path,
     assert run("keys", "revoke", "alice").code == 0
     assert run("keys", "rotate", "bob").code == 0
     assert run("erase", "--user", "carol", "--yes").code == 0
-    assert "3 API keys are valid that were not valid before the restore" in restored()
+    said = restored()
+    assert "2 API keys are valid that were not valid before the restore" in said
+    assert "Repeated 1 erasure that the backup does not know" in said
     assert "revoked or rotated after the backup are valid again" in restored(**fresh)
     (data / "records.sqlite").write_bytes(b"no database")
     assert "revoked or rotated after the backup are valid again" in restored()
+
+
+def test_a_restore_repeats_the_erasures_that_the_backup_does_not_know(run: Run, data: Path, tmp_path: Path) -> None:
+    file, later = str(tmp_path / "b"), tmp_path / "later"
+    assert run("backup", file).code == 0
+    first, second = json.loads(run("documents", "--json").out)
+    assert run("erase", "--document", first["id"], "--yes").code == 0
+    assert run("backup", str(later)).code == 0
+    assert run("keys", "create", "--user", "carol").code == 0
+    assert run("erase", "--user", "carol", "--yes").code == 0
+    with closing(sqlite3.connect(data / "records.sqlite")) as db, db:  # as after the last pass
+        db.execute("UPDATE erasures SET user = NULL, next_at = NULL, completed_at = 1")
+    assert run("documents", "delete", second["id"]).code == 0
+
+    said = run("restore", file, "--force").err
+    assert "Repeated 2 erasures that the backup does not know" in said
+    assert "Of a user whose name is forgotten, only the documents were erased again" in said
+    assert [one["id"] for one in json.loads(run("documents", "--json").out)] == [second["id"]], "it was only deleted"
+    found = run("search", "section of a river", "--json").out + run("search", "refunds", "--json").out
+    assert first["id"] not in found
+    assert second["id"] in found
+    assert [one["state"] for one in json.loads(run("erase", "--json").out)] == ["due", "due"]
+    again = json.loads(run("erase", "--document", first["id"], "--yes", "--json").out)
+    assert again["backups"] == [file, str(later)], "also one that was made after the backup"
+    assert {one["state"] for one in json.loads(run("erase", "--json").out)} == {"settling"}
+    assert run("verify").code == 0
+
+
+def test_the_erasure_of_an_unknown_user_says_so(run: Run) -> None:
+    assert run("keys", "create", "--user", "Zoe\u0308").code == 0
+    erased = run("erase", "--user", "Zoe\u0308", "--yes")
+    assert (erased.code, "Erased the user and 0 documents" in erased.err, "no user" in erased.err) == (0, True, False)
+    unknown = run("erase", "--user", "nobody", "--yes")
+    assert (unknown.code, "The records name no user 'nobody'" in unknown.err) == (0, True)
+    assert "Erased what is outside of the records." in unknown.err
+    assert "no user 'nobody'" in json.loads(run("erase", "--user", "nobody ", "--yes", "--json").out)["warning"]
 
 
 def test_a_backup_is_restored_into_an_empty_folder(run: Run, data: Path, tmp_path: Path) -> None:

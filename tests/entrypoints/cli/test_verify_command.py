@@ -1,26 +1,31 @@
 """`anabranch verify`: every damage of segments and of the audit log is found, and nothing is changed."""
 
 import asyncio
+import io
 import json
 import os
 import random
 import re
 import shutil
 import sqlite3
+import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from reportlab.pdfgen.canvas import Canvas
 
 from anabranch.knowledge.integrity import CHECKS, CheckRequest
 from anabranch.knowledge.integrity import run as run_check
+from anabranch.knowledge.model import NewDocument
 from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import NAME, Database, StoreFailed
 from support.cli_runner import Run, here
 from support.knowledge_fixtures import ALICE, OPERATOR, flip, workshop
 
+RELEASED = Path(__file__).parents[2] / "knowledge" / "data" / "data_folder_0.1.0.zip"
 FLIPS = 200
 DOCUMENTS = 30
 
@@ -168,6 +173,21 @@ DAMAGED_RECORDS = {
     "UPDATE embeddings SET vector = x'00' WHERE chunk = 3": "another length",
     "DELETE FROM collections": "refers to a row of collections that is not there",
     "UPDATE chunks SET document = 999 WHERE key = 3": "belongs to no document",
+    "UPDATE chunks SET text = 'Herons eat bread.' WHERE key = 3": "Chunk 3 has another text than document",
+    "UPDATE chunks SET start_char = 1 WHERE key = 3": "Chunk 3 has another text than document",
+    "UPDATE chunks SET start_char = start_char - 500, end_char = end_char - 500": "Chunk 3 has another text",
+    "UPDATE chunks SET end_char = 100000 WHERE key = 3": "Chunk 3 has another text than document",
+    "UPDATE chunks SET end_char = 'x' WHERE key = 3": "cannot be read",
+    "UPDATE contents SET content = content || 'x', page_starts = '[0,9000]'": "pages that begin outside of its text",
+    "UPDATE contents SET page_starts = '[7,3]'": "pages that begin outside of its text",
+    "UPDATE contents SET page_starts = 'none'": "pages that begin outside of its text",
+    "UPDATE chunks SET page = 2 WHERE key = 3": "Chunk 3 is on a page that its document does not have",
+    "UPDATE chunks SET later_pages = '[[5000,2]]' WHERE key = 3": "Chunk 3 has pages that begin outside of it",
+    "UPDATE chunks SET later_pages = '[1]' WHERE key = 3": "Chunk 3 has pages that begin outside of it",
+    "UPDATE documents SET visibility = 'nonsense' WHERE key = 2": "has permissions that cannot be read",
+    "UPDATE documents SET allowed_users = 'bob' WHERE key = 2": "has permissions that cannot be read",
+    "UPDATE documents SET allowed_groups = '{}' WHERE key = 2": "has permissions that cannot be read",
+    "UPDATE collections SET settings = json_set(settings, '$.default_permissions.visibility', 'all')": "Collection",
 }
 
 
@@ -219,6 +239,40 @@ def test_backups_that_were_made_or_are_named_are_verified(run: Run, data: Path) 
     (copies / "monday.sqlite").unlink()
     assert checked(run)[0] == 0
     assert "There are no files" in run("verify", str(copies)).err
+
+
+def test_documents_with_pages_are_as_they_should_be(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    canvas = Canvas(file)
+    for lines in (["Herons eat fish."], [], ["They stand \u00e9 still.", "For hours."], []):
+        for number, line in enumerate(lines):
+            canvas.drawString(50, 700 - 40 * number, line)
+        canvas.showPage()
+    canvas.save()
+
+    async def make() -> None:
+        async with workshop(tmp_path / "pages") as shop:
+            await shop.collection()
+            document = NewDocument(source="file", data=file.getvalue(), filename="birds.pdf", identity="birds")
+            await shop.room.ingest(OPERATOR, "notes", [document])
+            await shop.ingest_pending()
+            assert len((await shop.room.document(OPERATOR, "birds.pdf", content=True)).page_starts) == 4
+
+    asyncio.run(make())
+    assert problems(tmp_path / "pages") == {}
+
+
+def test_a_released_data_folder_is_as_it_should_be(tmp_path: Path) -> None:
+    with zipfile.ZipFile(RELEASED) as archive:
+        archive.extractall(tmp_path)
+    assert problems(tmp_path) == {}
+    asyncio.run(migrated(tmp_path))
+    assert problems(tmp_path) == {}
+
+
+async def migrated(folder: Path) -> None:
+    async with workshop(folder):
+        pass
 
 
 def test_records_of_an_earlier_version_are_verified_as_they_are(run: Run, data: Path) -> None:

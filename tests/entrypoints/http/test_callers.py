@@ -13,6 +13,8 @@ from anabranch.domain.errors import Unauthorized
 from anabranch.domain.model import Endpoint
 from anabranch.domain.rights import EVERY_GRANT
 from anabranch.entrypoints.http.access import ANYONE, Access, bearer
+from anabranch.knowledge.records import collections
+from anabranch.knowledge.records.database import Database
 from anabranch.testing import Hub, Space
 from support.federation import Node, Seeded, node, seeded
 
@@ -372,6 +374,32 @@ async def test_credentials_that_each_surface_requires_by_setting(
     async with node(seeded.settings(syfthub_url=hub.url, **settings)) as there:
         for what, statuses in expected.items():
             assert await asked(there, what, brought[what]) == statuses, what
+
+
+async def test_a_user_who_publishes_is_no_audience_until_the_operator_publishes_for_that_user(
+    seeded: Seeded, hub: Hub
+) -> None:
+    """Mallory has a token that Bob's client has sent to a server of hers."""
+    sent = f"Authorization: Bearer {hub.token('mallory', sub='17')}"
+    hers = {"Authorization": f"Bearer {hub.token('alice', sub='mallory')}"}
+
+    async def taken(there: Node) -> int:
+        return (await there.raw(QUERY[0], there.host, sent, body=json.dumps(QUERY[1]))).status
+
+    async with node(seeded.settings(syfthub_url=hub.url, auth="jwt")) as there:
+        collections_of, session = f"{there.url}/v1/collections", there.server.session
+        async with session.post(collections_of, json={"name": "bait"}, headers=hers) as reply:
+            assert reply.status == 201
+        async with session.put(f"{collections_of}/bait/endpoint", json={"as": "mallory/bait"}, headers=hers) as reply:
+            assert reply.status == 200
+        assert await taken(there) == 401
+        database = Database.open(seeded.folder)
+        [bait] = database.reading(lambda db: collections.published(db, "bait"))
+        key = bait.collection
+        assert database.writing(lambda db: collections.publish(db, "mallory", "bait", key, by_operator=True))
+        assert await taken(there) == 200
+        database.writing(lambda db: collections.delete(db, key))
+        database.close()
 
 
 async def asked(there: Node, what: str, lines: list[str]) -> tuple[int, ...]:

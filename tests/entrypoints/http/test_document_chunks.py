@@ -66,3 +66,13 @@ async def test_only_who_may_see_a_document_gets_its_chunks(shelf: Library) -> No
 async def test_an_odd_page_of_chunks_is_refused(shelf: Library, query: str) -> None:
     reply = await shelf.call("GET", f"/v1/documents/Guide/chunks?{query}", who="alice")
     assert (reply.status, reply.code) == (400, "VALIDATION_ERROR")
+
+
+@pytest.mark.parametrize("path", ["documents", "documents?status=all", "queries", "feedback", "audit"])
+async def test_a_cursor_of_chunks_stands_for_no_place_in_the_lists_of_all(shelf: Library, path: str) -> None:
+    """Its caller chooses the number in it: with it, a search in a list would count what others have."""
+    page = await shelf.good("GET", "/v1/documents/Guide/chunks?limit=5", who="alice")
+    who = "root" if path == "audit" else "alice"
+    reply = await shelf.call("GET", f"/v1/{path}{'&' if '?' in path else '?'}after={page['next']}", who=who)
+    assert (reply.status, reply.code) == (400, "VALIDATION_ERROR")
+    assert "not a cursor of this list" in reply.body["message"]

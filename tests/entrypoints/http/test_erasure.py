@@ -245,6 +245,24 @@ async def test_recordings_of_later_turns_are_erased(tmp_path: Path, models_dir: 
         assert files_with("Who keeps the bridge?", recordings) != []
 
 
+async def test_a_token_that_is_the_id_of_a_document_keeps_no_recording_from_its_erasure(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    recordings = tmp_path / "recordings"
+    async with opened(tmp_path, models_dir, recordings_dir=str(recordings)) as there:
+        document = await filled(there)
+        for token in (document, document[:8]):
+            chat = {"prompt": ASKED, "data_sources": [{"slug": "collection:ferries"}], "endpoint_tokens": {"x": token}}
+            await there.good("POST", "/api/v1/chat", chat, who="alice")
+        until = time.monotonic() + PATIENCE_S
+        while len(files_with(MARKER, recordings)) < 2:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        assert len(files_with("*" * 36, recordings)) == 1, "it was removed as a secret"
+        assert removed(await erased(there, document=document))["recordings"] == 2
+    assert files_with(MARKER, recordings) == []
+
+
 async def test_an_erased_user_is_in_no_file_and_no_key(tmp_path: Path, models_dir: Path, valkey: Valkey) -> None:
     data = tmp_path / "data"
     async with opened(tmp_path, models_dir, redis_url=valkey.url, redis_timeout=5.0) as there:
@@ -414,6 +432,15 @@ async def test_what_is_erased_must_be_said(tmp_path: Path, models_dir: Path) -> 
             assert (await there.call("POST", "/v1/erasures", body, who="root")).code == "VALIDATION_ERROR"
         assert (await there.call("POST", "/v1/erasures", {"document": "none"}, who="root")).status == 404
         assert (await there.call("GET", "/v1/erasures/none", who="root")).status == 404
+
+
+async def test_the_erasure_of_an_unknown_user_says_so(tmp_path: Path, models_dir: Path) -> None:
+    async with opened(tmp_path, models_dir) as there:
+        reply = await there.call("POST", "/v1/erasures", {"user": "nobody-at-all"}, who="root")
+        assert (reply.status, "no user 'nobody-at-all'" in reply.body["warning"]) == (202, True)
+        reply = await there.call("POST", "/v1/erasures", {"user": "bob "}, who="root")
+        assert (reply.status, reply.body["warning"]) == (202, None)
+        assert (await there.call("GET", "/v1/documents", who="bob")).status == 401
 
 
 def test_every_table_says_whether_it_can_hold_what_is_erased(tmp_path: Path) -> None:

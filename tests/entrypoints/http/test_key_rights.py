@@ -286,7 +286,7 @@ async def test_kept_streams_of_other_keys_of_the_user_do_not_exist_for_a_restric
     assert (await shelf.call("GET", path, who="alice")).status == 200
 
 
-# The rights of a key, and of keys of the same user that may and may not read its streams.
+# The rights of a key, and of keys of the same user that may and may not read its answers again.
 STRONGER = [
     pytest.param({"operator": True}, [{"operator": True}], [{}, {"groups": ["staff"]}], id="operator"),
     pytest.param(
@@ -321,6 +321,40 @@ async def test_kept_streams_and_steps_are_for_keys_of_the_user_with_at_least_the
         reader = await key(rights)
         for path in (stream, f"{steps}/p/events"):
             assert (await shelf.call("GET", path, who=reader)).status == status, (rights, path)
+
+
+@pytest.mark.parametrize(("made_with", "may", "may_not"), STRONGER)
+async def test_logged_questions_are_for_keys_of_the_user_with_at_least_the_rights_of_theirs(
+    shelf: Library, made_with: Any, may: list[Any], may_not: list[Any]
+) -> None:
+    """The questions of other keys of the user do not exist, neither does what they have searched."""
+    await make(shelf, "asker", **made_with)
+    query = (await shelf.ask(QUESTION, who="asker", collections=[OPEN]))["query_id"]
+    rating = {"query_id": query, "rating": "thumbs_up"}
+    for rights, found in ((made_with, True), *((one, True) for one in may), *((one, False) for one in may_not)):
+        await make(shelf, "reader", **rights)
+        listed = await shelf.good("GET", "/v1/queries", who="reader")
+        assert (query in {one["id"] for one in listed["queries"]}) == found, rights
+        for method, path, body in (
+            ("GET", f"/v1/queries/{query}", None),
+            ("POST", f"/v1/queries/{query}/share", {"shared": False}),
+            ("POST", "/v1/feedback", rating),
+        ):
+            status = (await shelf.call(method, path, body, who="reader")).status
+            assert (status < 300) == found, (rights, path, status)
+            assert found or status == 404
+        rated = await shelf.good("GET", "/v1/feedback", who="reader")
+        assert (query in str(rated)) == found, rights
+
+
+async def test_a_shared_question_is_read_with_other_keys_of_its_user_as_by_others(shelf: Library) -> None:
+    await make(shelf, "asker", groups=["staff"])
+    await make(shelf, "reader")
+    query = (await shelf.ask("When does the canteen open?", who="asker", conversation_id="talk"))["query_id"]
+    await shelf.good("POST", f"/v1/queries/{query}/share", {"shared": True}, who="asker")
+    entry = await shelf.good("GET", f"/v1/queries/{query}", who="reader")
+    assert "noon" in entry["answer"]
+    assert (entry["conversation_id"], entry["may_share"]) == (None, False)
 
 
 async def test_a_published_collection_is_for_keys_that_see_it(shelf: Library) -> None:

@@ -417,56 +417,6 @@ async def test_a_conversation_does_not_bring_back_what_a_hidden_document_says(
     assert read_by_operators[second["query_id"]] == (hidden == "private")
 
 
-def repeats(messages: Sequence[Message]) -> str:
-    """A model that repeats what it has read about the harbour, from passages and earlier answers."""
-    said = " ".join(one.content for one in messages if one.role != "system")
-    return "The harbour code is 4711 [1]." if "4711" in said else "That is not known [1]."
-
-
-@pytest.mark.parametrize("hidden", ["document deleted", "document private", "collection deleted", "collection private"])
-async def test_a_later_turn_that_rests_on_a_hidden_document_is_withheld_and_not_read_again(
-    tmp_path: Path, models_dir: Path, space: Space, hidden: str
-) -> None:
-    space.model("parrot", reply=repeats)
-    async with library(tmp_path, models_dir, model_url=space.url, model_name="parrot") as there:
-        public = {"visibility": "public"}
-        for name, permissions, content in (
-            ("codes", RESTRICTED, "The harbour code is 4711."),
-            ("boats", public, "The tank of the boat holds 20 l."),
-        ):
-            await there.collection(name, who="alice", default_permissions=permissions)
-            await there.ingest(name, text(content, title=name, id=name), who="alice")
-
-        async def ask(collection: str) -> Any:
-            question = "What is the harbour code, and what does the tank of the boat hold?"
-            return await there.ask(question, who="bob", conversation_id="talk", collections=[collection])
-
-        first = await ask("codes")
-        later = [await ask("boats") for _ in range(7)]
-        assert all("4711" in one["answer"] for one in (first, *later))
-        shared = f"/v1/queries/{later[-1]['query_id']}"
-        await there.good("POST", f"{shared}/share", {"shared": True}, who="bob")
-        assert [(await there.call("GET", shared, who=who)).status for who in ("alice", "carol")] == [200, 404]
-        documents = await there.good("GET", "/v1/documents", who="alice")
-        (code,) = [one["id"] for one in documents["documents"] if one["title"] == "codes"]
-        private: dict[str, Any] = {"visibility": "private"}
-        method, path, body = {
-            "document deleted": ("DELETE", f"/v1/documents/{code}", None),
-            "document private": ("PATCH", f"/v1/documents/{code}", {"permissions": private}),
-            "collection deleted": ("DELETE", "/v1/collections/codes", None),
-            "collection private": ("PATCH", "/v1/collections/codes", {"default_permissions": private}),
-        }[hidden]
-        await there.good(method, path, body, who="alice")
-        for one in (first, *later):
-            entry = await there.good("GET", f"/v1/queries/{one['query_id']}", who="bob")
-            assert (entry["answer"], entry["answer_withheld"]) == (None, True)
-            assert "4711" not in json.dumps(entry)
-        after = await ask("boats")
-        entry = await there.good("GET", f"/v1/queries/{after['query_id']}", who="bob")
-    assert "4711" not in after["answer"]
-    assert (entry["answer"], entry["answer_withheld"]) == (after["answer"], False), "it was asked without these turns"
-
-
 async def test_a_new_version_of_a_document_leaves_its_old_passages_without_text(shelf: Library) -> None:
     ray = person(shelf, "ray")
     await shelf.collection("versions", who=ray)

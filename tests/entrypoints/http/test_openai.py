@@ -384,6 +384,21 @@ async def test_texts_are_not_embedded_for_a_client_that_has_left(shelf: Library)
         await post(shelf, "/v1/embeddings", {"model": EMBEDDER, "input": "cat"})
 
 
+async def test_texts_of_one_caller_are_not_embedded_before_those_of_another(shelf: Library) -> None:
+    large = {"model": EMBEDDER, "input": ["A sentence about parcels to Iceland and their insurance. " * 8] * 2_000}
+    assert shelf.server.service._anabranch is not None
+    embedding = shelf.server.service._anabranch.limits.shares["embeddings"]
+    asked = [asyncio.create_task(shelf.call("POST", "/v1/embeddings", large, who="alice")) for _ in range(2)]
+    async with asyncio.timeout(10):
+        while not embedding.held:  # noqa: ASYNC110 (nothing announces it)
+            await asyncio.sleep(0.005)
+        await post(shelf, "/v1/embeddings", {"model": EMBEDDER, "input": "cat"}, "bob")
+    assert not any(one.done() for one in asked)
+    for one in asked:
+        one.cancel()
+    await asyncio.wait(asked)
+
+
 async def test_a_response_has_every_field_that_openais_types_require(shelf: Library) -> None:
     body = await post(shelf, "/v1/responses", {"model": "all", "input": QUESTION})
     Response.model_validate_json(json.dumps(body), strict=True)

@@ -449,8 +449,8 @@ async def test_a_server_that_shuts_down_says_so(seeded: Seeded) -> None:
 
 async def test_what_is_withdrawn_is_gone_at_once(seeded: Seeded, there: Node) -> None:
     database = Database.open(seeded.folder)
-    (shelf,) = {found.key for _, found in database.reading(lambda db: collections.published(db, "canteen"))}
-    assert database.writing(lambda db: collections.publish(db, "finn", "brief", shelf))
+    (shelf,) = {one.collection for one in database.reading(lambda db: collections.published(db, "canteen"))}
+    assert database.writing(lambda db: collections.publish(db, "finn", "brief", shelf, by_operator=True))
     assert (await there.ask("brief")).status == 200
     assert database.writing(lambda db: collections.withdraw(db, "finn", "brief"))
     assert (await there.ask("brief")).status == 404

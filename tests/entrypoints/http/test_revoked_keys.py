@@ -67,6 +67,9 @@ SURFACES: dict[str, tuple[str, dict[str, Any], Callable[[bytes], Any], Any]] = {
 }
 
 
+TIMING = Timing(keys_every_s=0.01)
+
+
 class Key(NamedTuple):
     id: str
     secret: str
@@ -85,9 +88,18 @@ class House:
         self.speaker = speaker
         self.folder = folder
 
-    def key(self, user: str = "alice") -> Key:
-        made, secret = self._write(lambda db: keys.create(db, user=user))
+    def key(self, user: str = "alice", *, operator: bool = False) -> Key:
+        made, secret = self._write(lambda db: keys.create(db, user=user, operator=operator))
         return Key(made.id, secret)
+
+    async def identified(self, key: Key) -> None:
+        """Wait until the server has looked the key up for a request, and the moment for which that is enough."""
+        assert self.server.service._anabranch is not None
+        used = self.server.service._anabranch._parts.key_use
+        async with asyncio.timeout(PATIENCE_S):
+            while key.id not in used._noted:  # noqa: ASYNC110 (nothing announces it)
+                await asyncio.sleep(0.002)
+        await asyncio.sleep(2 * TIMING.keys_every_s)
 
     def expire(self, key: Key) -> None:
         """Let its time be over now, as if it had been made with an earlier one."""
@@ -141,7 +153,7 @@ async def house(folder: Path, **given: Any) -> AsyncIterator[House]:
             "published_models": {"alice/writer": "speaker"},
         }
         with alone(folder):  # there is nothing to index
-            async with running(Settings(**{**chosen, **given}), timing=Timing(keys_every_s=0.01)) as server:
+            async with running(Settings(**{**chosen, **given}), timing=TIMING) as server:
                 yield House(server, speaker, folder)
 
 
@@ -183,6 +195,43 @@ async def test_a_json_answer_of_a_revoked_key_is_401(tmp_path: Path) -> None:
         there.revoke(key)
         status, error, _ = await asking_
     assert (status, error["error"], error["message"]) == (401, "unauthorized", REVOKED)
+
+
+BODIES: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", "/v1/keys", {"user": "mallory", "operator": True}),
+    ("POST", "/v1/query", ASKED),
+    ("POST", "/api/v1/chat", CHAT),
+    ("POST", "/mcp", SURFACES["mcp"][1]),
+    ("POST", "/v1/ingest", {"collection_id": "notes", "documents": [{"content": "Herons."}]}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), BODIES, ids=[path for _, path, _ in BODIES])
+@pytest.mark.parametrize("chunked", [False, True], ids=["sized", "chunked"])
+async def test_a_body_that_ends_after_its_key_was_revoked_does_nothing(
+    tmp_path: Path, method: str, path: str, body: dict[str, Any], *, chunked: bool
+) -> None:
+    async with house(tmp_path / "data") as there:
+        key = there.key(operator=True)
+        sent = json.dumps(body).encode()
+        begun, revoked = asyncio.Event(), asyncio.Event()
+
+        async def dawdling() -> AsyncIterator[bytes]:
+            yield sent[:1]
+            begun.set()
+            await revoked.wait()
+            yield sent[1:]
+
+        length = {} if chunked else {"Content-Length": str(len(sent))}
+        headers = {**key.headers, "Content-Type": "application/json", **length}
+        url = there.server.url + path
+        asked = asyncio.create_task(there.server.session.request(method, url, data=dawdling(), headers=headers))
+        await begun.wait()
+        await there.identified(key)
+        there.revoke(key)
+        revoked.set()
+        async with await asked as refused:
+            assert refused.status == 401
 
 
 async def test_a_revoked_key_ends_its_stream_on_the_open_chat_surface(tmp_path: Path) -> None:

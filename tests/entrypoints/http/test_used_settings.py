@@ -35,7 +35,7 @@ async def test_a_start_with_other_settings_leaves_a_record_of_their_names(tmp_pa
     assert await started(folder) == []
     assert await started(folder) == []
     other = {"auth": "api_key", "sources": {"docs": Endpoint(slug="docs", url="http://127.0.0.1:1", operator=True)}}
-    changed = [("AGGREGATOR_AUTH", "sources")]
+    changed: list[tuple[str, ...]] = [("AGGREGATOR_AUTH", "sources")]
     assert await started(folder, **other) == changed
     assert await started(folder, **other) == changed
     changed.append(("AGGREGATOR_BACKUP_PASSPHRASE",))

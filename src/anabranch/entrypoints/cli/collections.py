@@ -488,11 +488,11 @@ def published(as_json: bool, settings: Settings) -> None:
             "path": endpoint.path,
             "owner": endpoint.owner,
             "slug": endpoint.slug,
-            "collection": collection.name,
-            "collection_id": collection.id,
+            "collection": endpoint.collection_name,
+            "collection_id": endpoint.collection_id,
             "published_at": moment(endpoint.created_at),
         }
-        for endpoint, collection in read(settings, records_of_collections.published)
+        for endpoint in read(settings, records_of_collections.published)
     ]
     print_list(
         views,

@@ -58,11 +58,11 @@ def command(document: str | None, user: str | None, wait: bool, yes: bool, as_js
     require_records(settings)
     if not yes:
         confirm_deletion(f"everything of the user {flat(user)!r}" if user is not None else f"{flat(document or '')!r}")
-    erasure = run(settings, lambda knowledge: knowledge.erase(document=document, user=user))
+    erasure, warning = run(settings, lambda knowledge: knowledge.erase(document=document, user=user))
     erasure = _followed(settings, erasure, lambda one: one.state != "due")
     if wait:
         erasure = _followed(settings, erasure, lambda one: one.state == "complete")
-    _print(settings, erasure, as_json=as_json)
+    _print(settings, erasure, warning, as_json=as_json)
     if erasure.state == "failed":
         raise AnabranchError(f"Not everything could be erased; it is tried again. {erasure.error}")
 
@@ -96,17 +96,20 @@ async def _run_pass(settings: Settings, database: Database) -> None:
         await eraser_for(settings, database, writer).erase_due()
 
 
-def _print(settings: Settings, erasure: Erasure, *, as_json: bool) -> None:
+def _print(settings: Settings, erasure: Erasure, warning: str | None, *, as_json: bool) -> None:
     backups = read(settings, lambda db: erasures.backups_before(db, erasure.requested_at))
     if as_json:
-        print_json({**_view(erasure), "backups": [str(path) for path in backups]})
+        print_json({**_view(erasure), "backups": [str(path) for path in backups], "warning": warning})
         return
+    if warning is not None:
+        notes().print(flat(warning))
     print_table(("store", "removed"), [(store, f"{removed:,}") for store, removed in erasure.erased])
+    what = _subject(erasure) if warning is None else "what is outside of the records"
     if erasure.state == "complete":
-        notes().print(f"Erased {_subject(erasure)}; complete at {moment(erasure.completed_at or 0)}.")
+        notes().print(f"Erased {what}; complete at {moment(erasure.completed_at or 0)}.")
     elif erasure.state == "settling":
         notes().print(
-            f"Erased {_subject(erasure)}. A second pass at {moment(erasure.complete_by)} erases what questions that "
+            f"Erased {what}. A second pass at {moment(erasure.complete_by)} erases what questions that "
             "run now may still write; a server or the next ingest does it."
         )
     if backups:

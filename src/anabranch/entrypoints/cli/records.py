@@ -1,6 +1,7 @@
 """`anabranch backup` and `restore`: copies of the records."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -29,6 +30,7 @@ from anabranch.knowledge.records import backup as copies
 from anabranch.knowledge.records import documents, keys
 from anabranch.knowledge.records.database import NAME, Connection
 from anabranch.knowledge.records.encryption import Encryption
+from anabranch.knowledge.records.erasures import Repeated
 from anabranch.models.factory import LocalEmbedder
 
 
@@ -94,11 +96,11 @@ def restore(
         if not (force or copies.is_empty(folder)):
             raise Conflict(f"There are records in {folder} already; --force replaces them and keeps a copy.")
         with copies.opened(file, decryption, folder) as found:
-            aside = copies.restore(folder, found.db, file)
+            aside, repeated = copies.restore(folder, found.db, file)
             counts = copies.contents(found.db)
         with records(settings) as database:  # migrates the schema
             known = database.reading(documents.embedder)
-            warning = database.reading(lambda db: _keys_warning(db, aside))
+            warnings = [*_erasures_notes(repeated), database.reading(lambda db: _keys_warning(db, aside))]
     if not found.has_checksum:
         notes().print(
             f"{flat(str(file))} has no checksum, so damaged texts in it are not found: it was made by an earlier "
@@ -106,12 +108,28 @@ def restore(
         )
     if aside is not None:
         notes().print(f"The previous records are kept as {aside}.")
-    if warning is not None:
+    for warning in filter(None, warnings):
         notes().print(warning)
     wanted = settings.embedding_model or LocalEmbedder.name
     if known is not None and known[0] != wanted:
         notes().print(documents.mismatch(known[0], wanted))
     _print_copy("Restored", file, counts, as_json=as_json)
+
+
+def _erasures_notes(repeated: Repeated | None) -> Iterator[str]:
+    """What became of the erasures that a backup does not know."""
+    if repeated is None:
+        yield "What was erased after the backup, if anything, is in it. Erase it again: anabranch erase"
+        return
+    if repeated.erasures:
+        since = counted(repeated.erasures, "erasure")
+        yield f"Repeated {since} that the backup does not know; a server or the next ingest completes this."
+    if repeated.nameless:
+        whose = "a user whose name is" if repeated.nameless == 1 else f"{repeated.nameless} users whose names are"
+        yield (
+            f"Of {whose} forgotten, only the documents were erased again. Erase the rest that the backup has, such as "
+            "keys and questions: anabranch erase --user NAME"
+        )
 
 
 def _keys_warning(db: Connection, replaced: Path | None) -> str | None:

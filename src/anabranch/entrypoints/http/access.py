@@ -151,10 +151,13 @@ class Access:
         return await self._anabranch.identify(token, audiences)
 
     async def _audiences(self) -> Collection[str]:
-        """The audiences of a hub token: as configured, or with `jwt` the owners of what is published here."""
+        """The audiences of a hub token: as configured, or with `jwt` the owners for whom the operator has published.
+        Whoever publishes under his own name must not become one: tokens that were sent to him would be taken here."""
         if self._settings.jwt_audience is not None:
             return (self._settings.jwt_audience,)
-        return _both_cases(await self._anabranch.publishing.owners()) if self._settings.auth == "jwt" else ()
+        if self._settings.auth != "jwt":
+            return ()
+        return _both_cases(await self._anabranch.publishing.owners(by_operator=True))
 
     async def visitor(self, scope: Scope) -> Caller:
         """The caller of a published endpoint. A caller without a token is a guest, even on this machine: published

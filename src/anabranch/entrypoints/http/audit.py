@@ -66,7 +66,7 @@ class AuditSurface:
         if not self.anabranch.knowledge.exists:
             return AuditPage(records=[], has_more=False, next=None)
         knowledge = await self.anabranch.knowledge()
-        cursors = await knowledge.cursors()
+        cursors = await knowledge.cursors("audit")
         before = opened(given.after, cursors)
         wanted = AuditFilter(since=since, until=until, actor=given.actor, action=given.action)
         found = await knowledge.audit_records(wanted, before, given.limit + 1)

@@ -5,6 +5,7 @@ from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from anabranch.app.anabranch import Anabranch
@@ -36,7 +37,8 @@ class ErasedFrom(Value):
 class ErasureView(Value):
     """An erasure. `due`: no pass has run. `settling`: one has, and a second one at `complete_by` erases what questions
     that ran then may have written. `failed`: `error` says which store could not be erased; it is tried again. `backups`
-    were made before and are still there: delete them, or make them again."""
+    were made before and are still there: delete them, or make them again. `warning`, only when it is requested: the
+    records know no user of that name."""
 
     id: str
     what: Literal["document", "collection", "user"]
@@ -49,6 +51,7 @@ class ErasureView(Value):
     error: str | None
     erased: list[ErasedFrom]
     backups: list[str]
+    warning: str | None = None
 
 
 class ErasureList(Value):
@@ -82,7 +85,8 @@ class ErasuresSurface:
     async def _erase(self, call: Call[NewErasure]) -> ErasureView:
         request = call.request
         knowledge = await self.anabranch.knowledge()
-        return await self._view(await knowledge.erase(document=request.document, user=request.user))
+        requested, warning = await knowledge.erase(document=request.document, user=request.user)
+        return msgspec.structs.replace(await self._view(requested), warning=warning)
 
     async def _erasure(self, call: Call[None]) -> ErasureView:
         return await self._view(await (await self.anabranch.knowledge()).erasure(call.params["erasure"]))

@@ -3,6 +3,7 @@
 import asyncio
 import binascii
 from base64 import b64decode
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -221,13 +222,23 @@ class KnowledgeSurface:
 
     async def _collections(self, call: Call[None]) -> wire.CollectionList:
         knowledge = await self.anabranch.knowledge()
-        found, published = await knowledge.collections(call.caller), await knowledge.published()
-        return wire.CollectionList(collections=[wire.collection(one, call.caller, published) for one in found])
+        found = await knowledge.collections(call.caller)
+        own = [one.collection.key for one in found if call.caller.owns(one.collection.owner)]
+        paths: defaultdict[int, list[str]] = defaultdict(list)
+        for endpoint in await knowledge.published(keys=own):
+            paths[endpoint.collection].append(endpoint.path)
+        return wire.CollectionList(
+            collections=[wire.collection(one, call.caller, paths[one.collection.key]) for one in found]
+        )
 
     async def _collection(self, call: Call[None]) -> wire.CollectionView:
         knowledge = await self.anabranch.knowledge()
-        found = await knowledge.collection(call.caller, call.params["name"])
-        return wire.collection(found, call.caller, await knowledge.published())
+        return await self._collection_view(knowledge, call.caller, call.params["name"])
+
+    async def _collection_view(self, knowledge: "Knowledge", caller: Caller, name: str) -> wire.CollectionView:
+        found = await knowledge.collection(caller, name)
+        published = await knowledge.published(keys=[found.collection.key])
+        return wire.collection(found, caller, [endpoint.path for endpoint in published])
 
     async def _describe_collection(self, call: Call[wire.CollectionChanges]) -> wire.CollectionView:
         request, knowledge = call.request, await self.anabranch.knowledge()
@@ -236,8 +247,7 @@ class KnowledgeSurface:
             description=request.description,
             permissions=wire.permissions(request.default_permissions),
         )
-        found = await knowledge.collection(call.caller, changed.id)
-        return wire.collection(found, call.caller, await knowledge.published())
+        return await self._collection_view(knowledge, call.caller, changed.id)
 
     async def _endpoints(self, call: Call[None]) -> wire.EndpointList:
         knowledge = await self.anabranch.knowledge()
@@ -296,7 +306,7 @@ class KnowledgeSurface:
         if status is not None and status not in STATUSES:
             raise InvalidQuestion(f"status takes {', '.join(STATUSES[:-1])} or {STATUSES[-1]}.")
         knowledge = await self.anabranch.knowledge()
-        cursors = await knowledge.cursors()
+        cursors = await knowledge.cursors("documents")
         after = opened(call.query.get("after"), cursors) or 0
         wanted: dict[str, Any] = {"status": status, "connector_id": call.query.get("connector_id")}
         found, total = await knowledge.documents(
@@ -343,7 +353,7 @@ class KnowledgeSurface:
     async def _chunks(self, call: Call[None]) -> wire.ChunkPage:
         limit = _number(call.query, "limit", 100, least=1, most=MAX_CHUNKS)
         knowledge = await self.anabranch.knowledge()
-        cursors = await knowledge.cursors()
+        cursors = await knowledge.cursors("chunks")
         begin = min(opened(call.query.get("after"), cursors) or 0, MAX_OFFSET)
         found, total = await knowledge.chunks(call.caller, call.params["document"], begin, limit)
         more = begin + len(found) < total and bool(found)

@@ -27,7 +27,6 @@ from anabranch.knowledge.model import (
     Strategy,
     Visibility,
 )
-from anabranch.knowledge.records.collections import PublishedEndpoint
 
 if TYPE_CHECKING:
     from anabranch.knowledge.collection_counts import CollectionCounts
@@ -381,11 +380,9 @@ class MetadataReader:
         return found
 
 
-def collection(
-    counted: "CollectionCounts", caller: Caller, published: Sequence[tuple[PublishedEndpoint, Collection]] = ()
-) -> CollectionView:
+def collection(counted: "CollectionCounts", caller: Caller, paths: Sequence[str] = ()) -> CollectionView:
+    """`paths` are those at which it is published, for its owner."""
     one = counted.collection
-    paths = tuple(endpoint.path for endpoint, of in published if of.key == one.key)
     settings, requested = one.settings, one.settings.requested
     return CollectionView(
         id=one.id,
@@ -406,7 +403,7 @@ def collection(
         document_count=counted.documents,
         chunk_count=counted.chunks,
         created_at=_moment(one.created_at),
-        published=paths if caller.owns(one.owner) else UNSET,
+        published=tuple(paths) if caller.owns(one.owner) else UNSET,
     )
 
 

@@ -35,6 +35,7 @@ from anabranch.entrypoints.http.openai_wire import (
     EmbeddingRequest,
     EmbeddingUsage,
     EmbeddingView,
+    InputItem,
     ModelList,
     ModelNotFound,
     OpenAIModelView,
@@ -60,8 +61,8 @@ from anabranch.entrypoints.http.query import (
     whole_or_failed,
 )
 from anabranch.entrypoints.http.streams import AnswerSurface
-from anabranch.knowledge.records.logged_queries import LoggedAnswer
-from anabranch.knowledge.records.queries import asker
+from anabranch.knowledge.records.logged_queries import LoggedAnswer, Turn
+from anabranch.knowledge.records.queries import FoundAt, asker
 from anabranch.pipeline.prompt import estimated_tokens
 from anabranch.pipeline.run import Run
 
@@ -73,6 +74,8 @@ EMBEDDED_AT_ONCE = 32
 TEXT_PARTS = ("text", "input_text", "output_text")
 # Parts of earlier answers that have nothing to read.
 SILENT_PARTS = ("refusal", "summary_text", "reasoning_text")
+# An item that names an earlier answer by its id.
+REFERENCE = "item_reference"
 # Items of a conversation that are not read: none of their tools are called here.
 SILENT_ITEMS = ("reasoning", "_call", "_call_output")
 COMPLETION_STREAM = EventStream(
@@ -129,11 +132,6 @@ class OpenAISurface(AnswerSurface):
     @cached_property
     def _catalog(self) -> ModelCatalog:
         return ModelCatalog(self.anabranch, self.access)
-
-    @cached_property
-    def _embedding(self) -> asyncio.Semaphore:
-        """Embeds one request at a time: a large one must not take all threads from questions."""
-        return asyncio.Semaphore(1)
 
     def operations(self) -> list[Operation[Any]]:
         at = partial(Operation[Any], dialect=DIALECT, scope="ask", identify=self.access.caller, surface="openai")
@@ -193,12 +191,13 @@ class OpenAISurface(AnswerSurface):
     async def _respond(self, call: Call[ResponseRequest]) -> Reply | None:
         request = call.request
         _check_response(request)
-        said = [("system", request.instructions or ""), *await self._said(call)]
-        conversation = _conversation(said, "input")
+        said, passages = await self._said(call)
+        conversation = _conversation([("system", request.instructions or ""), *said], "input")
         earlier = NO_EARLIER_TURNS
         if request.previous_response_id is not None:
             earlier = await self._earlier(call, request.previous_response_id)
             conversation = conversation._replace(history=(*earlier.messages, *conversation.history)[-MAX_HISTORY:])
+        earlier = msgspec.structs.replace(earlier, passages=earlier.passages | passages)
         options = Options(
             max_tokens=request.max_output_tokens, temperature=request.temperature, fresh=wants_fresh(call)
         )
@@ -262,15 +261,17 @@ class OpenAISurface(AnswerSurface):
         run = call.attach(*await anabranch.begin(question, context, entry=entry))
         return Asked(run, context, answer)
 
-    async def _said(self, call: Call[ResponseRequest]) -> list[tuple[str, str]]:
-        """The messages of a request, by role; those that it names by their ids are looked up."""
+    async def _said(self, call: Call[ResponseRequest]) -> tuple[list[tuple[str, str]], frozenset[FoundAt]]:
+        """The messages of a request, by role, and the passages on which those rest that it names by their ids."""
         given = call.request.input
         if isinstance(given, str):
-            return [("user", given)]
+            return [("user", given)], frozenset()
+        referenced = await self._referenced(call, given)
         said: list[tuple[str, str]] = []
         for at, one in enumerate(given):
-            if one.type == "item_reference":
-                said.append(("assistant", await self._referenced(call, one.id or "", f"input[{at}]")))
+            if one.type == REFERENCE:
+                turn = referenced.get(at)
+                said.append(("assistant", "" if turn is None else turn.answer))
             elif (one.type or "").endswith(SILENT_ITEMS):
                 continue
             elif one.type not in (None, "message") or one.role is None:
@@ -279,18 +280,25 @@ class OpenAISurface(AnswerSurface):
                 )
             else:
                 said.append((one.role, _content(one.content, f"input[{at}]")))
-        return said
+        return said, frozenset[FoundAt]().union(*(turn.passages for turn in referenced.values()))
 
-    async def _referenced(self, call: Call[Any], item: str, where: str) -> str:
-        """The text of an earlier answer; nothing if it is withheld from its reader."""
-        try:
-            return (await self._logged(call, item.removeprefix(MESSAGE_ID))).answer or ""
-        except NotFound:
-            raise RefusedParameter(
-                f"{where} is the id of an answer that the query log does not have, or not any more. Send the message "
-                "itself instead (in the AI SDK: providerOptions.openai.store = false).",
-                "input",
-            ) from None
+    async def _referenced(self, call: Call[Any], given: Sequence[InputItem]) -> dict[int, Turn]:
+        """Earlier answers that a request names by their ids, without those that are withheld, by their positions."""
+        named = {at: (one.id or "").removeprefix(MESSAGE_ID) for at, one in enumerate(given) if one.type == REFERENCE}
+        named = dict([*named.items()][-MAX_HISTORY:])
+        if not named:
+            return {}
+        await self.anabranch.query_log.settled(call.caller)
+        knowledge = await self.anabranch.knowledge.existing()
+        found = {} if knowledge is None else await knowledge.turns_by_id(call.caller, [*named.values()])
+        for at, identifier in named.items():
+            if identifier not in found:
+                raise RefusedParameter(
+                    f"input[{at}] is the id of an answer that the query log does not have, or not any more. Send the "
+                    "message itself instead (in the AI SDK: providerOptions.openai.store = false).",
+                    "input",
+                )
+        return {at: turn for at, identifier in named.items() if (turn := found[identifier]) is not None}
 
     async def _logged(self, call: Call[Any], identifier: str) -> LoggedAnswer:
         """A question of the caller's own."""
@@ -319,12 +327,13 @@ class OpenAISurface(AnswerSurface):
             ) from None
         return await earlier_turns(self.anabranch, call.caller, conversation, identifier)
 
-    async def _vectors(self, texts: Sequence[str]) -> list[Embedding]:
-        """A few at a time, so that it ends soon after its client has left."""
+    async def _vectors(self, call: Call[Any], texts: Sequence[str]) -> list[Embedding]:
+        """A few at a time, so that it ends soon after its client has left, and one request of a caller at a time: a
+        large one must not take all threads from questions."""
         found: list[Embedding] = []
-        async with self._embedding:
-            for begin in range(0, len(texts), EMBEDDED_AT_ONCE):
-                found += await self.anabranch.knowledge.embedder.embed(texts[begin : begin + EMBEDDED_AT_ONCE])
+        await call.hold("embeddings")
+        for begin in range(0, len(texts), EMBEDDED_AT_ONCE):
+            found += await self.anabranch.knowledge.embedder.embed(texts[begin : begin + EMBEDDED_AT_ONCE])
         return found
 
     async def _embed(self, call: Call[EmbeddingRequest]) -> Reply:
@@ -341,7 +350,7 @@ class OpenAISurface(AnswerSurface):
             call.headers = rate_headers(allowance)
             try:
                 async with asyncio.timeout(self.anabranch.settings.total_timeout):
-                    found = await while_connected(call, self._vectors(texts))
+                    found = await while_connected(call, self._vectors(call, texts))
             except TimeoutError:
                 raise DeadlineExceeded("The texts could not be embedded in time; send fewer of them.") from None
         tokens = sum(max(1, one) for one in await estimated_tokens(texts))

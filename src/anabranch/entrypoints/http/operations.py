@@ -2,7 +2,9 @@
 renders whatever goes wrong in the operation's dialect. Reads a body within a limit, sends JSON and streamed bytes."""
 
 import asyncio
+import math
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.app.refusals import is_refused_access
+from anabranch.app.revocations import REVOKED
 from anabranch.domain.audit import Actor, acting
 from anabranch.domain.errors import (
     AnabranchError,
@@ -25,6 +28,7 @@ from anabranch.domain.errors import (
     InternalError,
     InvalidQuestion,
     NotFound,
+    Unauthorized,
 )
 from anabranch.domain.model import Allowance
 from anabranch.domain.rights import Scope as KeyScope
@@ -118,6 +122,7 @@ class Call(Generic[T]):
     replies: HeldReplies = field(init=False)
     _query: QueryParams | None = None
     _has_arrived: bool = False
+    _identify_after: float = math.inf
     _held: list[Held] = field(default_factory=list)
 
     @property
@@ -126,8 +131,7 @@ class Call(Generic[T]):
 
     @property
     def query(self) -> QueryParams:
-        if self._query is None:
-            self._query = QueryParams(self.scope["query_string"])
+        self._query = self._query or QueryParams(self.scope["query_string"])
         return self._query
 
     async def send(self, message: Message) -> None:
@@ -172,6 +176,7 @@ class Call(Generic[T]):
         while more:
             part, more = await self._next_part()
             body += part
+        await self._identify_again()
         return body
 
     async def parts(self, max_bytes: int) -> AsyncGenerator[bytes, None]:
@@ -196,6 +201,23 @@ class Call(Generic[T]):
             yield part
         if uploading is not None:
             uploading.leave()
+        await self._identify_again()
+
+    async def identify(self, how: Callable[[Scope], Awaitable[Caller]], valid_s: float) -> Caller:
+        """The caller; a key is looked up again if the body takes longer than some seconds."""
+        self.caller = await how(self.scope)
+        if self.caller.credential is not None:
+            self._identify_after = time.monotonic() + valid_s
+        return self.caller
+
+    async def _identify_again(self) -> None:
+        """A body may arrive for minutes: the key that began it may have been revoked meanwhile."""
+        if time.monotonic() < self._identify_after:
+            return
+        assert self.operation is not None, "a caller is identified for an operation"
+        assert self.operation.identify is not None, "and by it"
+        if (await self.operation.identify(self.scope)).credential != self.caller.credential:
+            raise Unauthorized(REVOKED)
 
     def _too_large(self, max_bytes: int) -> RequestTooLarge:
         settings = "AGGREGATOR_MAX_REQUEST_BYTES; for documents AGGREGATOR_MAX_DOCUMENT_BYTES"
@@ -430,7 +452,7 @@ class RequestLoop:
         if operation.admission:
             await self._anabranch.runs.check(operation.surface)
         if operation.identify is not None:
-            call.caller = caller = await operation.identify(call.scope)
+            caller = await call.identify(operation.identify, self._anabranch.revocations.every_s)
             claimant.set(self._claimant_of(call.scope, caller))
             acting.set(partial(self._actor_of, call.scope, caller, call.surface))
             operation.authorize(caller)
@@ -447,8 +469,7 @@ class RequestLoop:
         reply = answer if isinstance(answer, Reply) else Reply(msgspec.json.encode(answer))
         status = reply.status or next(iter(operation.statuses), 200)
         private = PRIVATE if operation.identify is not None else ()
-        if private:
-            await call.replies.add_response(len(reply.body))
+        await call.replies.add_response(len(reply.body) if private else 0)
         with suppress(TimeoutError):  # the client does not read
             await send_response(call.send, status, reply.body, [*reply.headers, *private, *call.headers])
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
@@ -20,6 +21,8 @@ from anabranch.entrypoints.http.operations import Call, Operation, Reply, header
 from anabranch.entrypoints.http.stop_signals import StopSignals
 from anabranch.telemetry.metrics import Metrics
 
+# A thread of its own: metrics are read also while other threads have much to do.
+THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
 CLIENT = {
     "stream.js": "The JavaScript client, in one file",
     "connection.js": "Parts of the JavaScript client, at the address of an earlier version",
@@ -128,7 +131,8 @@ class OpsSurface:
         compressed = gzip_accepted(header(call.scope, b"accept-encoding") or "")
         # Thousands of lines take tens of milliseconds, which would delay every answer.
         accept = header(call.scope, b"accept") or ""
-        body, media_type = await asyncio.to_thread(self._read_metrics, accept, compressed=compressed)
+        loop = asyncio.get_running_loop()
+        body, media_type = await loop.run_in_executor(THREAD, self._read_metrics, accept, compressed)
         return Reply(
             body,
             200,
@@ -140,7 +144,7 @@ class OpsSurface:
             ],
         )
 
-    def _read_metrics(self, accept: str, *, compressed: bool) -> tuple[bytes, str]:
+    def _read_metrics(self, accept: str, compressed: bool) -> tuple[bytes, str]:
         body, media_type = self._metrics.exposition(accept)
         return (gzip.compress(body, 1) if compressed else body), media_type
 

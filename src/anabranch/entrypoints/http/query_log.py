@@ -181,7 +181,8 @@ class QueryLogSurface:
             return LogPage(note=reason)
         await self.anabranch.query_log.settled(call.caller)
         knowledge = await self.anabranch.knowledge()
-        cursors, wanted = await knowledge.cursors(), await self._wanted(call.caller, given)
+        cursors = await knowledge.cursors("feedback" if rated else "queries")
+        wanted = await self._wanted(call.caller, given)
         before = opened(given.after, cursors)
         found = await knowledge.logged_queries(call.caller, wanted, before, given.limit + 1, rated=rated)
         return LogPage(

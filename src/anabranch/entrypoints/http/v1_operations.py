@@ -73,7 +73,7 @@ def opened(after: str | None, cursors: Cursors) -> int | None:
     """What the cursor of a page stands for; None without one."""
     position = None if after is None else cursors.opened(after)
     if after is not None and position is None:
-        raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
+        raise InvalidQuestion("after is not a cursor of this list; send `next` of the previous page.")
     return position
 
 

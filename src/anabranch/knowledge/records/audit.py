@@ -32,8 +32,11 @@ MAX_GRANTED = 20
 FORGOTTEN_PER_RECORD = 500
 EXPIRED_AT_ONCE = 10_000
 MAX_FINDINGS = 100
+DIGESTS = "SELECT digest FROM audit_names WHERE subject IN (SELECT value FROM json_each(?))"
 FORGET, EXPIRE = "audit.names_forgotten", "audit.expired"
 NO_NAME = b""
+# The facts with this prefix say up to which record the log was passed on, and to whom.
+PASSED_ON = "audit_"
 # The columns that the hash covers, with SQLite's type of each.
 COLUMNS = {
     "seq": "integer",
@@ -149,7 +152,7 @@ def _encoded(values: Sequence[Any]) -> bytes:
 def forget(db: sqlite3.Connection, *subjects: str) -> int:
     """Forget the names of some subjects; returns how many. A subject is the `object` of a record, such as
     `document:ID`, or a person or group: `user:NAME` (with the addresses, the keys and the published paths of that
-    user), `group:NAME`."""
+    user, and the titles of documents that the user has sent), `group:NAME`."""
     users = [one.removeprefix(USER) for one in subjects if one.startswith(USER)]
     found = db.execute(
         "SELECT digest FROM audit_names WHERE subject IN (SELECT value FROM json_each(:subjects)) "
@@ -157,7 +160,7 @@ def forget(db: sqlite3.Connection, *subjects: str) -> int:
         "EXISTS (SELECT 1 FROM json_each(:users) WHERE substr(name, 1, length(value) + 1) = value || '/')",
         {"subjects": as_json(subjects), "users": as_json(users), "prefix": USER},
     )
-    digests = [bytes(row[0]) for row in found]
+    digests = list(dict.fromkeys([*(bytes(row[0]) for row in found), *(_titles_sent_by(db, users) if users else ())]))
     db.executemany("DELETE FROM audit_names WHERE digest = ?", ((one,) for one in digests))
     for start in range(0, len(digests), FORGOTTEN_PER_RECORD):
         names = [one.hex() for one in digests[start : start + FORGOTTEN_PER_RECORD]]
@@ -168,12 +171,21 @@ def forget(db: sqlite3.Connection, *subjects: str) -> int:
 def created_by(db: sqlite3.Connection, kind: str, users: Iterable[str]) -> list[str]:
     """What these users have created of a kind, such as `collection`, also if it was deleted since. This must be asked
     before the names of the users are forgotten."""
-    actors = "SELECT digest FROM audit_names WHERE subject IN (SELECT value FROM json_each(?))"
     found = db.execute(
-        f"SELECT object FROM audit WHERE action = ? AND actor IN ({actors})",  # noqa: S608  our own names
+        f"SELECT object FROM audit WHERE action = ? AND actor IN ({DIGESTS})",  # noqa: S608  our own names
         (f"{kind}.created", as_json([f"{USER}{user}" for user in users])),
     )
     return [row[0] for row in found]
+
+
+def _titles_sent_by(db: sqlite3.Connection, users: Iterable[str]) -> list[bytes]:
+    """The digests of the titles with which users have sent documents, also of those that are somebody else's now."""
+    found = db.execute(
+        "SELECT DISTINCT name FROM audit WHERE action IN ('document.added', 'document.replaced', 'document.failed') "  # noqa: S608
+        f"AND actor IN ({DIGESTS}) AND name IN (SELECT digest FROM audit_names)",
+        (as_json([f"{USER}{user}" for user in users]),),
+    )
+    return [bytes(row[0]) for row in found]
 
 
 def erase(db: sqlite3.Connection, erased: Erased) -> int:
@@ -244,6 +256,7 @@ class _Verification:
         for digest, seq in self._nameless.items():
             if digest not in self._forgotten:
                 self._add(seq, "A name is missing, and no record says that it was forgotten.")
+        self._passed_on()
         return self._found[:MAX_FINDINGS]
 
     def _add(self, seq: int, problem: str) -> None:
@@ -306,6 +319,16 @@ class _Verification:
             self._add(self._noted.seq, "The log does not have the record that was noted.")
         if self._expired != (anchor, before.hex()):
             self._add(anchor, f"Records up to {anchor} were deleted, and no record says so.")
+
+    def _passed_on(self) -> None:
+        """What was passed on is in the log: nothing is passed on again before the log reaches that record."""
+        found = self._db.execute(
+            "SELECT name, value, head_seq FROM facts, audit_chain WHERE name GLOB ? "
+            "AND (value GLOB '*[^0-9]*' OR CAST(value AS INTEGER) > head_seq)",
+            (f"{PASSED_ON}*",),
+        )
+        for name, noted, head in found:
+            self._add(0, f"Records up to {noted} are noted as passed on ({name}), and the newest one is {head}.")
 
     def _remember(self, row: Sequence[Any], names: set[bytes]) -> None:
         """Which names the record has, and which names and records it says were deleted."""
@@ -416,8 +439,8 @@ def _names_of(db: sqlite3.Connection, digests: Sequence[bytes]) -> Iterator[str 
 
 def passed_on(db: sqlite3.Connection, reader: str) -> int:
     """Up to which record the log was passed on to a reader outside, such as a collector."""
-    return int(fact(db, f"audit_{reader}") or 0)
+    return int(fact(db, f"{PASSED_ON}{reader}") or 0)
 
 
 def set_passed_on(db: sqlite3.Connection, reader: str, seq: int) -> None:
-    set_fact(db, f"audit_{reader}", str(seq))
+    set_fact(db, f"{PASSED_ON}{reader}", str(seq))

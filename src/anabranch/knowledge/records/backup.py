@@ -333,8 +333,17 @@ def _unlocked(file: Path) -> Connection:
     return db
 
 
-def restore(folder: Path, source: Connection, name: Path) -> Path | None:
-    """Replace the records in a folder with a backup; returns where the old ones are kept. The caller holds the lock."""
+class Restored(NamedTuple):
+    """`aside`: where the replaced records are kept; None if there were none. `repeated`: the erasures that the backup
+    was lacking; None if they are not known."""
+
+    aside: Path | None
+    repeated: erasures.Repeated | None
+
+
+def restore(folder: Path, source: Connection, name: Path) -> Restored:
+    """Replace the records in a folder with a backup. What was erased since is erased from it. The caller holds the
+    lock."""
     fresh = folder / RESTORING
     try:
         remove_restoring(folder)
@@ -345,9 +354,10 @@ def restore(folder: Path, source: Connection, name: Path) -> Path | None:
             with closing(_unlocked(fresh)) as copy:
                 migrate(copy)
                 documents.forget_indexed(copy)
-                audit.append(copy, _restored(name, folder / NAME))
+                repeated = erasures.repeat(copy, folder / NAME)
+                audit.append(copy, _restored(name, folder / NAME, repeated))
             os.fsync(file.fileno())
-            return _replace(folder, fresh)
+            return Restored(_replace(folder, fresh), repeated)
     except (OSError, sqlite3.Error) as error:
         raise ConfigurationError(
             f"{name} cannot be restored into {folder} ({_reason(error, name.stat().st_size)})."
@@ -404,13 +414,15 @@ def _deleted_unless_renamed(path: Path) -> Iterator[BinaryIO]:
             path.unlink(missing_ok=True)
 
 
-def _restored(file: Path, replaced: Path) -> AuditEntry:
+def _restored(file: Path, replaced: Path, repeated: erasures.Repeated | None) -> AuditEntry:
     """The record of a restore, with the newest one of the log that is replaced: it is kept aside with the rest."""
     details: dict[str, int | str] = {}
     if replaced.is_file():
         with suppress(sqlite3.Error, audit.AuditDamaged), closing(sqlite3.connect(replaced)) as db:
             newest = audit.head(db)
             details = {"replaced_seq": newest.seq, "replaced_hash": newest.hash}
+    if repeated is not None and repeated.erasures:
+        details["erasures"] = repeated.erasures
     return AuditEntry(action="records.restored", object="file", name=str(file.resolve()), details=details)
 
 

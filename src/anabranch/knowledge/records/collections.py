@@ -3,7 +3,7 @@ them."""
 
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -19,7 +19,10 @@ class PublishedEndpoint(Value):
     owner: str
     slug: str
     collection: int
+    collection_id: str
+    collection_name: str
     created_at: float
+    by_operator: bool
 
     @property
     def path(self) -> str:
@@ -135,12 +138,18 @@ def _collection(row: sqlite3.Row) -> Collection:
     )
 
 
-def publish(db: sqlite3.Connection, owner: str, slug: str, collection: int) -> bool:
-    """Publish a collection; False if the owner has another one under that slug."""
+def publish(db: sqlite3.Connection, owner: str, slug: str, collection: int, *, by_operator: bool) -> bool:
+    """Publish a collection; False if the owner has another one under that slug. What the operator publishes, again or
+    for the first time, is from then on the operator's."""
     row = db.execute("SELECT collection FROM endpoints WHERE owner = ? AND slug = ?", (owner, slug)).fetchone()
     if row is not None:
+        here = "owner = ? AND slug = ? AND collection = ?"
+        db.execute(
+            f"UPDATE endpoints SET by_operator = max(by_operator, ?) WHERE {here}",  # noqa: S608  our own names
+            (by_operator, owner, slug, collection),
+        )
         return bool(row["collection"] == collection)
-    db.execute("INSERT INTO endpoints VALUES (?, ?, ?, ?)", (owner, slug, collection, time.time()))
+    db.execute("INSERT INTO endpoints VALUES (?, ?, ?, ?, ?)", (owner, slug, collection, time.time(), by_operator))
     _record_endpoint(db, "published", owner, slug, collection)
     return True
 
@@ -154,12 +163,18 @@ def withdraw(db: sqlite3.Connection, owner: str, slug: str, collection: int | No
     return row is not None
 
 
-def published(db: sqlite3.Connection, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
-    """All published collections, or those with a slug, in the order of their paths."""
-    rows = db.execute("SELECT * FROM endpoints WHERE slug = coalesce(?, slug) ORDER BY owner, slug", (slug,))
-    found = [msgspec.convert(dict(row), PublishedEndpoint) for row in rows]
-    known = {one.key: one for one in by_keys(db, [one.collection for one in found])}
-    return [(one, known[one.collection]) for one in found if one.collection in known]
+def published(
+    db: sqlite3.Connection, slug: str | None = None, keys: Sequence[int] | None = None
+) -> list[PublishedEndpoint]:
+    """What is published, in the order of the paths: all, or what has a slug, or is one of some collections."""
+    rows = db.execute(
+        "SELECT endpoints.*, collections.id AS collection_id, collections.name AS collection_name "
+        "FROM endpoints JOIN collections ON collections.key = endpoints.collection "
+        "WHERE slug = coalesce(:slug, slug) AND (:keys IS NULL OR collection IN (SELECT value FROM json_each(:keys))) "
+        "ORDER BY endpoints.owner, slug",
+        {"slug": slug, "keys": None if keys is None else as_json(keys)},
+    )
+    return [msgspec.convert(dict(row), PublishedEndpoint, strict=False) for row in rows]
 
 
 def _record(

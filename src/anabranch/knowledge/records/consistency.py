@@ -1,9 +1,18 @@
-"""What must hold between the rows of the records."""
+"""What must hold in and between the rows of the records."""
 
 import sqlite3
 from collections.abc import Iterator
+from itertools import islice, pairwise
+from typing import Any, get_args
+
+import msgspec
+
+from anabranch.knowledge.model import Visibility
 
 SHOWN = 20
+VISIBILITIES = ", ".join(f"'{one}'" for one in get_args(Visibility))
+PAGE_STARTS = msgspec.json.Decoder(tuple[int, ...])
+LATER_PAGES = msgspec.json.Decoder(tuple[tuple[int, int], ...])
 # Each finds the rows that are wrong, by a name for people.
 RULES = {
     "{} has another number of chunks than it says.": """
@@ -24,6 +33,15 @@ RULES = {
     "{} has no text.": """
         SELECT 'Document ' || id FROM documents
         WHERE NOT EXISTS (SELECT 1 FROM contents WHERE document = documents.key)""",
+    "{} has permissions that cannot be read.": f"""
+        SELECT 'Document ' || id FROM documents WHERE visibility NOT IN ({VISIBILITIES}) OR NOT coalesce(CASE
+            WHEN json_valid(allowed_users) AND json_valid(allowed_groups)
+            THEN json_type(allowed_users) = 'array' AND json_type(allowed_groups) = 'array' END, 0)
+        UNION ALL SELECT 'Collection ' || id FROM collections WHERE NOT coalesce(CASE WHEN json_valid(settings)
+            THEN json_extract(settings, '$.default_permissions.visibility') IN ({VISIBILITIES}) END, 0)""",  # noqa: S608
+    "{} is on a page that its document does not have.": """
+        SELECT 'Chunk ' || chunks.key FROM chunks JOIN documents ON documents.key = chunks.document
+        WHERE page NOT BETWEEN 1 AND coalesce(pages, 0)""",
 }
 
 
@@ -38,5 +56,42 @@ def inconsistencies(db: sqlite3.Connection) -> Iterator[str]:
         for problem, query in RULES.items():
             for (name,) in db.execute(f"{query} LIMIT {SHOWN}"):
                 yield problem.format(name)
-    except sqlite3.Error as error:
+        yield from islice(_differing_texts(db), SHOWN)
+    except (sqlite3.Error, AttributeError, TypeError) as error:  # of another type than its column
         yield f"The records cannot be read ({error})."
+
+
+def _differing_texts(db: sqlite3.Connection) -> Iterator[str]:
+    """Where chunks and pages are not those of the document's text. Not in SQL: there, a part of a text takes as long as
+    all that is before it."""
+    found = db.execute(
+        "SELECT id, first_chunk, chunk_count, contents.* FROM documents JOIN contents ON document = documents.key"
+    )
+    for document in map(dict, found):
+        content = document["content"]
+        # Records of earlier versions have neither column of pages.
+        if not _is_ascending(_decoded(PAGE_STARTS, document.get("page_starts")), 0, len(content)):
+            yield f"Document {document['id']} has pages that begin outside of its text."
+        chunks = db.execute(
+            "SELECT * FROM chunks WHERE key >= ? AND key < ? + ?",
+            (document["first_chunk"], document["first_chunk"], document["chunk_count"]),
+        )
+        for chunk in map(dict, chunks):
+            start, end = chunk["start_char"], chunk["end_char"]
+            if not 0 <= start < end <= len(content) or content[start:end] != chunk["text"]:
+                yield f"Chunk {chunk['key']} has another text than document {document['id']} has there."
+            later = _decoded(LATER_PAGES, chunk.get("later_pages"))
+            if later is None or not _is_ascending([at for at, _ in later], start, end):
+                yield f"Chunk {chunk['key']} has pages that begin outside of it."
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], stored: str | None) -> Any:
+    """Nothing for null; None if it cannot be read."""
+    try:
+        return decoder.decode(stored or "[]")
+    except msgspec.MsgspecError:
+        return None
+
+
+def _is_ascending(offsets: Any, first: int, last: int) -> bool:
+    return offsets is not None and all(a <= b for a, b in pairwise((first, *offsets, last)))

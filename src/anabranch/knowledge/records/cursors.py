@@ -4,18 +4,22 @@ import hmac
 import secrets
 import sqlite3
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Literal
 
 from anabranch.knowledge.records.facts import fact, set_fact
 
 FACT = "cursor_secret"
 WIDTH = 8
+ListName = Literal["documents", "chunks", "queries", "feedback", "audit"]
 
 
 class Cursors:
-    """Encrypts keys, so that a cursor does not say how many documents there are."""
+    """Encrypts the keys of one list, so that a cursor does not say how many entries others have. In another list it is
+    not valid: a caller can choose the position in a list of its own, such as the chunks of a document."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, of: ListName) -> None:
         self._secret = secret
+        self._list = of.encode()
 
     def sealed(self, key: int) -> str:
         nonce = secrets.token_bytes(WIDTH)
@@ -23,7 +27,7 @@ class Cursors:
         return urlsafe_b64encode(nonce + hidden + self._digest(b"tag", nonce + hidden)).decode()
 
     def opened(self, cursor: str) -> int | None:
-        """The key of a cursor; None if it is not valid for these records."""
+        """The key of a cursor; None if it is not valid for this list."""
         try:
             raw = urlsafe_b64decode(cursor)
         except ValueError:
@@ -34,17 +38,17 @@ class Cursors:
         return int.from_bytes(hidden, "big") ^ int.from_bytes(self._digest(b"pad", nonce), "big")
 
     def _digest(self, use: bytes, of: bytes) -> bytes:
-        return hmac.digest(self._secret, use + of, "sha256")[:WIDTH]
+        return hmac.digest(self._secret, use + b":" + self._list + b":" + of, "sha256")[:WIDTH]
 
 
-def existing(db: sqlite3.Connection) -> Cursors | None:
-    """The cursors of these records; their secret is stored, so all processes share it."""
+def existing(db: sqlite3.Connection, of: ListName) -> Cursors | None:
+    """The cursors of a list; their secret is stored, so all processes share it."""
     secret = fact(db, FACT)
-    return None if secret is None else Cursors(bytes.fromhex(secret))
+    return None if secret is None else Cursors(bytes.fromhex(secret), of)
 
 
-def create(db: sqlite3.Connection) -> Cursors:
-    if (found := existing(db)) is not None:
+def create(db: sqlite3.Connection, of: ListName) -> Cursors:
+    if (found := existing(db, of)) is not None:
         return found
     set_fact(db, FACT, secret := secrets.token_hex(32))
-    return Cursors(bytes.fromhex(secret))
+    return Cursors(bytes.fromhex(secret), of)

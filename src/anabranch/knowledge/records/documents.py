@@ -3,12 +3,13 @@
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from anabranch.domain.audit import AuditEntry
-from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.errors import ConfigurationError, QuotaReached
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.model import Caller, ChunkView, DocumentDraft, Erased, Permissions, Piece, StoredDocument
 from anabranch.knowledge.records import attributes, audit, changes
@@ -22,7 +23,9 @@ EMBEDDER_FACT, DIMENSIONS_FACT = "embedder", "dimensions"
 MAX_KEY = 2**63 - 1
 NameColumn = Literal["filename", "title"]
 NAME_COLUMNS: tuple[NameColumn, ...] = ("filename", "title")
-MAX_NAMES_READ = 2_000
+# What the permissions of one owner's documents may name, and how many of a short list. The index has that number, too.
+MAX_NAMES = 250_000
+FEW_NAMES = 4
 # A page ends early where the metadata of its documents is more than this, but not before it has so many of them.
 MAX_PAGE_BYTES = 2_000_000
 LEAST_PAGE = 30
@@ -31,7 +34,9 @@ LEAST_PAGE = 30
 def insert(
     db: sqlite3.Connection, draft: DocumentDraft, pieces: Sequence[Piece], embeddings: Sequence[Embedding]
 ) -> StoredDocument:
-    """Store a document; it replaces the one with its identity in the same transaction."""
+    """Store a document; it replaces the one with its identity in the same transaction. QuotaReached before anything is
+    changed, if its owner's documents would name too many."""
+    check_names(db, draft.owner, draft.permissions)
     old = by_identity(db, draft.collection, draft.identity)
     if old is not None:
         remove(db, old.key, delete_citations=False, recorded=False)
@@ -87,9 +92,7 @@ def _insert_document(
         "content_hash": draft.content_hash,
         "recipe": draft.recipe,
         "metadata": as_json(draft.metadata),
-        "visibility": draft.permissions.visibility,
-        "allowed_users": as_json(draft.permissions.allowed_users),
-        "allowed_groups": as_json(draft.permissions.allowed_groups),
+        **_permission_columns(draft.permissions),
         "day": draft.day,
         "pages": draft.pages,
         "first_chunk": first_chunk,
@@ -150,8 +153,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
         allowed = "EXISTS (SELECT 1 FROM json_each(allowed_users) WHERE value = ?)"
         for stored in _select(db, allowed, user):
             permissions = stored.permissions.without(user)
-            names = as_json(permissions.allowed_users)
-            db.execute("UPDATE documents SET allowed_users = ? WHERE key = ?", (names, stored.key))
+            _set_permissions(db, stored.key, permissions)
             changes.record(db, "update", stored.key)
             _record(db, "permissions_changed", msgspec.structs.replace(stored, permissions=permissions))
     return len(keys)
@@ -172,27 +174,55 @@ def describe(
     given = (title, metadata, permissions, connector_id or stored.connector_id)
     if given == (stored.title, stored.metadata, stored.permissions, stored.connector_id):
         return stored
+    if permissions != stored.permissions:
+        check_names(db, stored.owner, permissions)
     key = stored.key if title == stored.title else _renumber(db, stored.key)
+    _set_permissions(db, key, permissions)
     db.execute(
-        "UPDATE documents SET title = ?, metadata = ?, visibility = ?, allowed_users = ?, allowed_groups = ?, day = ?, "
-        "connector_id = coalesce(?, connector_id), updated_at = ? WHERE key = ?",
-        (
-            title,
-            as_json(metadata),
-            permissions.visibility,
-            as_json(permissions.allowed_users),
-            as_json(permissions.allowed_groups),
-            day,
-            connector_id,
-            time.time(),
-            key,
-        ),
+        "UPDATE documents SET title = ?, metadata = ?, day = ?, connector_id = coalesce(?, connector_id), "
+        "updated_at = ? WHERE key = ?",
+        (title, as_json(metadata), day, connector_id, time.time(), key),
     )
     attributes.replace(db, key, metadata, connector_id or stored.connector_id)
     changes.record(db, "update", key)
     [changed] = _select(db, "key = ?", key)
     _record(db, "changed" if permissions == stored.permissions else "permissions_changed", changed)
     return changed
+
+
+def check_names(db: sqlite3.Connection, owner: str, permissions: Permissions) -> None:
+    """QuotaReached if the lists of an owner's documents would name more than MAX_NAMES: each name is kept in memory.
+    The operator's own have no limit, nor have short lists."""
+    columns = _permission_columns(permissions)
+    if not owner or columns["names"] <= FEW_NAMES:
+        return
+    lists = "SELECT DISTINCT names_digest, names FROM documents WHERE owner = ? AND names > 4 AND names_digest IS NOT ?"
+    held = db.execute(f"SELECT coalesce(sum(names), 0) FROM ({lists})", (owner, columns["names_digest"])).fetchone()  # noqa: S608
+    if held[0] + columns["names"] > MAX_NAMES:
+        raise QuotaReached(
+            f"The permissions of your documents name {held[0]:,} users and groups, and may name {MAX_NAMES:,}; equal "
+            "lists count once. Name groups, or let the documents follow their collection.",
+            limit="names",
+            allowed=MAX_NAMES,
+        )
+
+
+def _permission_columns(permissions: Permissions) -> dict[str, Any]:
+    users, groups = as_json(permissions.allowed_users), as_json(permissions.allowed_groups)
+    names = len(permissions.allowed_users) + len(permissions.allowed_groups)
+    return {
+        "visibility": permissions.visibility,
+        "allowed_users": users,
+        "allowed_groups": groups,
+        "names": names,
+        "names_digest": blake2b(f"{users}{groups}".encode(), digest_size=16).digest() if names > FEW_NAMES else None,
+    }
+
+
+def _set_permissions(db: sqlite3.Connection, key: int, permissions: Permissions) -> None:
+    columns = _permission_columns(permissions)
+    changed = ", ".join(f"{name} = :{name}" for name in columns)
+    db.execute(f"UPDATE documents SET {changed} WHERE key = :key", {**columns, "key": key})  # noqa: S608  our own names
 
 
 def _record(db: sqlite3.Connection, what: str, stored: StoredDocument, **details: str | int) -> None:
@@ -294,14 +324,10 @@ def named(
     return [_from_row(row) for row in db.execute(query, {"name": name, "limit": limit, **visible_to(caller)})]
 
 
-def newest_names(db: sqlite3.Connection, caller: Caller, limit: int) -> list[str]:
-    """The titles and file names of the newest documents that the caller may see."""
-    found = db.execute(
-        "SELECT title, filename FROM (SELECT * FROM documents ORDER BY key DESC LIMIT :read) AS documents "  # noqa: S608
-        f"WHERE {VISIBLE} ORDER BY key DESC LIMIT :limit",
-        {"read": MAX_NAMES_READ, "limit": limit, **visible_to(caller)},
-    )
-    return [name for row in found for name in row if name]
+def names_of(db: sqlite3.Connection, keys: Sequence[int]) -> list[str]:
+    """The titles and file names of documents, newest first."""
+    query = "SELECT title, filename FROM documents WHERE key IN (SELECT value FROM json_each(?)) ORDER BY key DESC"
+    return [name for row in _pairs(db, query, as_json(keys)) for name in row if name]
 
 
 def with_content(db: sqlite3.Connection, collection: int, content_hash: str, recipe: str) -> list[StoredDocument]:

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from anabranch.domain.audit import AuditEntry
+from anabranch.domain.audit import USER, AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records import audit, collections, documents, jobs, keys, queries
-from anabranch.knowledge.records.database import NAME, as_json, connect, migrate, new_id
+from anabranch.knowledge.records.database import NAME, StoreFailed, as_json, connect, migrate, new_id, read_only
 from anabranch.knowledge.records.facts import fact, set_fact
 
 ErasureSubject = Literal["document", "collection", "user"]
@@ -59,6 +59,20 @@ TABLES = {
     "audit": False,  # ids and salted hashes
     "audit_chain": False,
 }
+# The rows that name a user.
+NAMING = (
+    "keys WHERE user = :user",
+    "queries WHERE user = :user",
+    "query_counts WHERE user = :user",
+    "jobs WHERE owner = :user",
+    "collections WHERE owner = :user",
+    "documents WHERE owner = :user",
+    "audit_names WHERE :prefix || :user IN (subject, name)",
+    "collections, json_each(settings, '$.default_permissions.allowed_users') WHERE value = :user",
+    "documents, json_each(allowed_users) WHERE value = :user",
+    "items, json_each(arrived, '$.permissions.allowed_users') WHERE value = :user",
+)
+UNKNOWN_USER = "The records name no user {!r}, or no longer. Check how the name is written: anabranch keys list"
 # The fact that names the stores outside of the data folder.
 OUTSIDE = "stores_outside"
 PARTIAL = ".partial"
@@ -115,28 +129,58 @@ def request(
     due_at = at if now else times.due(at)
     erased = _with_documents(db, erased)
     identifier = new_id()
-    db.execute(
-        "INSERT INTO erasures (id, what, documents, user, requested_at, due_at, settled_at, next_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            identifier,
-            what,
-            as_json(erased.documents),
-            next(iter(erased.users), None),
-            at,
-            due_at,
-            at + times.settle_s,
-            due_at,
-        ),
-    )
-    made = by_id(db, identifier)
-    assert made is not None, "it was inserted"
+    made = _insert(db, (identifier, what), erased, (at, due_at, at + times.settle_s, due_at))
     if now:
         what_for = {"what": what, "documents": len(erased.documents)}
         audit.append(db, AuditEntry(action="erasure.requested", object=f"erasure:{identifier}", details=what_for))
-        for name, erase in STORES:
-            count(db, [made], name, erase(db, erased))
+        _erase_rows(db, made)
     return made
+
+
+def _insert(
+    db: sqlite3.Connection, named: tuple[str, ErasureSubject], erased: Erased, times: tuple[float, float, float, float]
+) -> Erasure:
+    """Insert an erasure with its id, and when it was requested, is due, has settled, and is run next."""
+    db.execute(
+        "INSERT INTO erasures (id, what, documents, user, requested_at, due_at, settled_at, next_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (*named, as_json(erased.documents), next(iter(erased.users), None), *times),
+    )
+    made = by_id(db, named[0])
+    assert made is not None, "it was inserted"
+    return made
+
+
+def _erase_rows(db: sqlite3.Connection, one: Erasure) -> None:
+    for name, erase in STORES:
+        count(db, [one], name, erase(db, one.subject))
+
+
+class Repeated(NamedTuple):
+    """The erasures that restored records were lacking: how many they were, and of how many of them the name of the user
+    is forgotten, so that only the documents of that time could be erased again."""
+
+    erasures: int
+    nameless: int
+
+
+def repeat(db: sqlite3.Connection, replaced: Path) -> Repeated | None:
+    """Erase from restored records what was erased from the replaced ones after the backup, and leave the rest to the
+    next pass; what was only deleted comes back. None if the replaced records cannot be read."""
+    try:
+        with read_only(replaced) as before:
+            # Only `request` with `now` is due at once.
+            requested = _found(before, "due_at <= requested_at ORDER BY key")
+            backups = [tuple(row) for row in before.execute("SELECT path, made_at FROM backups")]
+    except StoreFailed:
+        return None
+    db.executemany("INSERT OR IGNORE INTO backups VALUES (?, ?)", backups)
+    lacking = [one for one in requested if by_id(db, one.id) is None]
+    for one in lacking:
+        erased = _with_documents(db, one.subject)
+        times = (one.requested_at, one.due_at, one.settled_at, time.time())
+        _erase_rows(db, _insert(db, (one.id, one.what), erased, times))
+    return Repeated(len(lacking), sum(one.what == "user" and not one.subject.users for one in lacking))
 
 
 def _with_documents(db: sqlite3.Connection, erased: Erased) -> Erased:
@@ -196,6 +240,12 @@ def knows(db: sqlite3.Connection, document: str) -> bool:
         "SELECT 1 FROM erasures, json_each(documents) WHERE value = ?",
     )
     return any(db.execute(f"{query} LIMIT 1", (document,)).fetchone() for query in named)
+
+
+def knows_user(db: sqlite3.Connection, user: str) -> bool:
+    """Whether the records name a user, other than as one to be erased."""
+    values = {"user": user, "prefix": USER}
+    return any(db.execute(f"SELECT 1 FROM {one} LIMIT 1", values).fetchone() for one in NAMING)  # noqa: S608  ours
 
 
 def erased_since(db: sqlite3.Connection, documents: Iterable[str], moment: float) -> bool:

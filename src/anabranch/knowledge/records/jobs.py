@@ -98,7 +98,7 @@ def create(
 
 def retry(db: sqlite3.Connection, failed: open_items.OpenItem, collection: Collection, chunking: Chunking) -> str:
     """Queue a failed document again, in a job of the same owner; returns the job's id."""
-    arrived = msgspec.structs.replace(failed.arrived, retried=True)
+    arrived = msgspec.structs.replace(failed.arrived, overruled=True)
     identifier, job = _insert_job(db, collection, failed.owner, chunking)
     data = db.execute("SELECT data FROM uploads WHERE item = ?", (failed.key,)).fetchone()["data"]
     item = _insert_item(db, collection, Queued(job, failed.owner, 0, len(data)), arrived, failed.content_hash)
@@ -355,14 +355,27 @@ def last_item(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT coalesce(max(key), 0) FROM items").fetchone()[0])
 
 
-def is_wanted(db: sqlite3.Connection, claim: Claim) -> bool:
-    """Whether the item is still to be processed: its job is not cancelled and its collection exists."""
+def still_wanted(db: sqlite3.Connection, claim: Claim) -> Claim | None:
+    """The claim with what its item says now; None if its job is cancelled or its collection deleted."""
     row = db.execute(
-        "SELECT jobs.cancelled FROM items JOIN jobs ON jobs.key = items.job "
-        "JOIN collections ON collections.key = jobs.collection WHERE items.key = ? AND items.status = 'processing'",
+        "SELECT arrived FROM items JOIN jobs ON jobs.key = items.job "
+        "JOIN collections ON collections.key = jobs.collection "
+        "WHERE items.key = ? AND items.status = 'processing' AND NOT jobs.cancelled",
         (claim.key,),
     ).fetchone()
-    return row is not None and not row["cancelled"]
+    if row is None:
+        return None
+    arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
+    return msgspec.structs.replace(claim, arrived=msgspec.structs.replace(arrived, data=claim.arrived.data))
+
+
+def overrule(db: sqlite3.Connection, document_id: str) -> None:
+    """Note that permissions were chosen for a document after its versions that are not stored yet were accepted."""
+    db.execute(
+        "UPDATE items SET arrived = json_set(arrived, '$.retried', json('true')) "
+        "WHERE document_id = ? AND status IN ('pending', 'processing')",
+        (document_id,),
+    )
 
 
 def release(db: sqlite3.Connection, items: Sequence[int]) -> None:
@@ -405,18 +418,25 @@ def drop(db: sqlite3.Connection, document_id: str) -> None:
 
 def documents_in(db: sqlite3.Connection, collection: int) -> list[str]:
     """The documents that were sent to a collection, also those that were never stored."""
-    return _sent(db, "jobs.collection = ?", collection)
+    return _sent(db, "jobs.collection = :collection", collection=collection)
 
 
 def documents_of(db: sqlite3.Connection, user: str) -> list[str]:
-    """The documents that a user has sent, and those sent to the user's collections, also if they were never stored."""
-    return _sent(db, "jobs.owner = ? OR jobs.collection IN (SELECT key FROM collections WHERE owner = ?)", user, user)
+    """The documents that a user has sent, and those sent to the user's collections, also if they were never stored.
+    Those that somebody else has replaced in another's collection are no longer the user's."""
+    replaced = (
+        "EXISTS (SELECT 1 FROM documents WHERE id = items.document_id AND owner != :user)",
+        "EXISTS (SELECT 1 FROM open_items WHERE document_id = items.document_id AND owner != :user)",
+    )
+    sent = f"jobs.owner = :user AND NOT ({' OR '.join(replaced)})"
+    theirs = "jobs.collection IN (SELECT key FROM collections WHERE owner = :user)"
+    return _sent(db, f"{sent} OR {theirs}", user=user)
 
 
-def _sent(db: sqlite3.Connection, which: str, *values: str | int) -> list[str]:
+def _sent(db: sqlite3.Connection, which: str, **values: str | int) -> list[str]:
     """Without those that are erased already."""
-    query = f"SELECT DISTINCT document_id FROM items JOIN jobs ON jobs.key = job WHERE arrived != ? AND ({which})"  # noqa: S608
-    return [row[0] for row in db.execute(query, (as_json(BLANK), *values))]
+    query = f"SELECT DISTINCT document_id FROM items JOIN jobs ON jobs.key = job WHERE arrived != :blank AND ({which})"  # noqa: S608
+    return [row[0] for row in db.execute(query, {"blank": as_json(BLANK), **values})]
 
 
 def erase(db: sqlite3.Connection, erased: Erased) -> int:

@@ -14,6 +14,7 @@ from anabranch.knowledge.model import Caller, Rating
 from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.queries import (
     ASKED_WITHIN,
+    IN_GROUPS,
     OWN,
     WITHIN,
     FoundAt,
@@ -135,26 +136,42 @@ WHERE later.id IN (SELECT value FROM json_each(:ids))
 """
 
 
+# The caller's own questions.
+ASKED = (
+    "SELECT id, original, answer FROM queries LEFT JOIN responses ON responses.query = queries.id "  # noqa: S608
+    f"WHERE user = :user AND {ASKED_WITHIN}"
+)
+
+
 def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int, last: str | None = None) -> list[Turn]:
     """Of the last turns of the caller's conversation, up to the query `last`, those whose answers it may still read,
     oldest first; no more than rest on MAX_EARLIER_PASSAGES."""
     rows = db.execute(
-        "SELECT id, original, answer FROM queries JOIN responses ON responses.query = queries.id "  # noqa: S608
-        f"WHERE user = :user AND {ASKED_WITHIN} AND conversation = :conversation "
+        f"{ASKED} AND conversation = :conversation AND answer IS NOT NULL "  # noqa: S608
         "AND (:last IS NULL OR (queries.created_at, queries.id) <= "
         "(SELECT created_at, id FROM queries WHERE id = :last)) "
         "ORDER BY queries.created_at DESC, queries.id DESC LIMIT :limit",
-        {
-            "user": caller.owner,
-            "collections": collections_of(caller),
-            "conversation": conversation,
-            "last": last,
-            "limit": limit,
-        },
+        {**own_to(caller, caller.owner), "conversation": conversation, "last": last, "limit": limit},
     ).fetchall()
+    return list(_readable(db, caller, rows).values())[::-1]
+
+
+def turns_by_id(db: sqlite3.Connection, caller: Caller, ids: Sequence[str]) -> dict[str, Turn | None]:
+    """The caller's own questions of these ids, which are given oldest first. None stands for one without an answer that
+    it may still read, and for those before the last ones that rest on MAX_EARLIER_PASSAGES."""
+    values = {**own_to(caller, caller.owner), "ids": as_json(ids)}
+    rows = db.execute(f"{ASKED} AND id IN (SELECT value FROM json_each(:ids))", values).fetchall()  # noqa: S608
+    position = {one: at for at, one in enumerate(ids)}
+    rows.sort(key=lambda row: position[row["id"]], reverse=True)
+    found = _readable(db, caller, [row for row in rows if row["answer"] is not None])
+    return {row["id"]: found.get(row["id"]) for row in rows}
+
+
+def _readable(db: sqlite3.Connection, caller: Caller, rows: Sequence[sqlite3.Row]) -> dict[str, Turn]:
+    """Of some answered questions, newest first, those whose answers a caller may still read."""
     basis = _basis(db, [row["id"] for row in rows])
     withheld = _withheld(db, caller, basis)
-    found: list[Turn] = []
+    found: dict[str, Turn] = {}
     passages: frozenset[FoundAt] = frozenset()
     for row in rows:
         if row["id"] not in withheld:
@@ -162,8 +179,8 @@ def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int,
             passages |= turn.passages
             if len(passages) > MAX_EARLIER_PASSAGES:
                 break
-            found.append(turn)
-    return found[::-1]
+            found[row["id"]] = turn
+    return found
 
 
 def _basis(db: sqlite3.Connection, ids: Collection[str]) -> dict[str, frozenset[FoundAt]]:
@@ -256,7 +273,7 @@ def listed(
     if not caller.operator:
         if (user := readable_user(caller)) is None:
             return []
-        values[conditions["user"]] = user
+        values |= {conditions["user"]: user, IN_GROUPS.format("?"): as_json(caller.groups)}
     if (collections := collections_of(caller)) is not None:
         values[WITHIN.format("?")] = collections
     if before is not None:

@@ -15,7 +15,7 @@ from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Erased, Rating
 from anabranch.knowledge.records import audit
 from anabranch.knowledge.records.database import as_json
-from anabranch.knowledge.records.visibility import collections_of
+from anabranch.knowledge.records.visibility import visible_to
 
 DAY_S = 86_400
 # Counts are kept for this many days, however long questions are kept.
@@ -47,9 +47,10 @@ class LoggedCitation(Value):
 
 class QueryRecord(Value):
     """A question and its outcome: `answered`, `refused`, or the code of an error; then `answer` is None. `id` is what a
-    client sends with its feedback. `key_collections` are those to which the asker's key was restricted. `earlier` are
-    the passages on which the turns that the model has read with it rest. `verdicts` counts the `sentences` of a
-    verified answer. If it is not `kept`, it is only counted."""
+    client sends with its feedback. `key_collections` are those to which the asker's key was restricted, `key_groups`
+    the groups that it was in; None: an operator's. `earlier` are the passages on which the turns that the model has
+    read with it rest. `verdicts` counts the `sentences` of a verified answer. If it is not `kept`, it is only
+    counted."""
 
     id: str
     user: str
@@ -80,6 +81,7 @@ class QueryRecord(Value):
     settings: Any = None
     outcome: str | None = None
     key_collections: tuple[int, ...] | None = None
+    key_groups: tuple[str, ...] | None = ()
     kept: bool = True
 
 
@@ -102,12 +104,18 @@ class Rated(Value):
     first: bool
 
 
-# Of the rows of `queries`, those that a key restricted to some collections may read: what was asked with keys that were
-# restricted to no others. (An answer may rest on more than what its entry names: on earlier turns.)
-WITHIN = """(key_collections IS NOT NULL AND NOT EXISTS (
-    SELECT 1 FROM json_each(key_collections) WHERE value NOT IN (SELECT value FROM json_each({}))
+# Of the rows of `queries`, those that a key may read: what was asked with no more rights than its own. (An answer may
+# rest on more than what its entry names: on earlier turns, and on versions of documents that are gone.) That is, for a
+# key that is restricted to some collections, what was asked with keys that were restricted to no others; and for one
+# that is no operator's, what was asked with keys that were none either, and in no other groups.
+NO_OTHERS = """({column} IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM json_each({column}) WHERE value NOT IN (SELECT value FROM json_each({given}))
 ))"""
-ASKED_WITHIN = f"(:collections IS NULL OR {WITHIN.format(':collections')})"
+WITHIN = NO_OTHERS.format(column="key_collections", given="{}")
+IN_GROUPS = NO_OTHERS.format(column="key_groups", given="{}")
+ASKED_WITHIN = (
+    f"((:collections IS NULL OR {WITHIN.format(':collections')}) AND (:operator OR {IN_GROUPS.format(':groups')}))"
+)
 # Those that are the caller's own; an operator owns all. Its values come from `own_to`.
 OWN = f"((:operator OR user = :user) AND {ASKED_WITHIN})"
 
@@ -146,7 +154,7 @@ def _count(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
 
 def _record_question(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
     db.execute(
-        "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
+        "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
         (
             query.id,
             query.user,
@@ -166,6 +174,7 @@ def _record_question(db: sqlite3.Connection, query: QueryRecord, now: float) -> 
             query.outcome,
             None if query.key_collections is None else as_json(query.key_collections),
             as_json(_by_document(query.earlier)),
+            None if query.key_groups is None else as_json(query.key_groups),
         ),
     )
     db.executemany(
@@ -270,7 +279,7 @@ def share(db: sqlite3.Connection, caller: Caller, identifier: str, *, shared: bo
 
 def own_to(caller: Caller, user: str | None) -> dict[str, Any]:
     """The values of `OWN`, for the caller and the user under which its questions are recorded."""
-    return {"operator": caller.operator, "user": user, "collections": collections_of(caller)}
+    return visible_to(caller) | {"user": user}
 
 
 def readable_user(caller: Caller) -> str | None:

@@ -427,6 +427,30 @@ EARLIER_PASSAGES = """
 ALTER TABLE queries ADD COLUMN earlier_passages TEXT;
 """
 
+# Whether the operator has published an endpoint. Others publish only their own collections under their own names.
+PUBLISHERS = """
+ALTER TABLE endpoints ADD COLUMN by_operator INTEGER NOT NULL DEFAULT 0;
+UPDATE endpoints SET by_operator = owner != (SELECT owner FROM collections WHERE key = collection);
+"""
+
+# How many users and groups the permissions of a document name, and a digest of the list: equal lists are held once.
+NAMES = """
+ALTER TABLE documents ADD COLUMN names INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE documents ADD COLUMN names_digest BLOB;
+UPDATE documents SET names = json_array_length(allowed_users) + json_array_length(allowed_groups);
+CREATE INDEX documents_by_names ON documents (owner, names_digest, names) WHERE names > 4;
+"""
+
+# The groups of the asker's key, as JSON; null: an operator's key. Entries of before have those of all keys that their
+# user had until then: a key that has less may not read them.
+KEY_GROUPS = """
+ALTER TABLE queries ADD COLUMN key_groups TEXT DEFAULT '[]';
+UPDATE queries SET key_groups = known.names FROM (
+    SELECT user, iif(max(operator), NULL, json_group_array(DISTINCT value) FILTER (WHERE value IS NOT NULL)) AS names
+    FROM keys LEFT JOIN json_each(keys.groups) GROUP BY user
+) AS known WHERE queries.user = known.user AND known.names IS NOT '[]';
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -443,4 +467,7 @@ MIGRATIONS = (
     LANES,
     STORED,
     EARLIER_PASSAGES,
+    PUBLISHERS,
+    NAMES,
+    KEY_GROUPS,
 )
