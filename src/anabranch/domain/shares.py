@@ -55,6 +55,10 @@ class ReplyMemory(Protocol):
 
     def leave(self) -> None: ...
 
+    def fits(self, count: int) -> bool:
+        """Count bytes of a reply if they are too few to wait for."""
+        ...
+
     async def add(self, count: int) -> None:
         """Count bytes of a reply, after waiting for one's turn; LimitReached or Overloaded if there is no room."""
         ...

@@ -136,17 +136,15 @@ class CallPlaces:
         self._open: dict[str, int] = {}
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
-    async def take(self) -> str:
-        """Returns the name to leave with."""
+    def take(self, caller: str) -> bool:
+        """False if it must wait for its `turn`."""
         if waits_for_own.get():  # an earlier call of this task never had its turn
             waits_for_own.set(False)
-        caller = claimant.get().name
         count = self._open.get(caller, 0)
         if self._each and count >= self._each:
-            await self._turn(caller)
-        else:
-            self._open[caller] = count + 1
-        return caller
+            return False
+        self._open[caller] = count + 1
+        return True
 
     def leave(self, caller: str) -> None:
         waiting = self._waiting.get(caller)
@@ -161,7 +159,7 @@ class CallPlaces:
         else:
             del self._open[caller]
 
-    async def _turn(self, caller: str) -> None:
+    async def turn(self, caller: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
         waits_for_own.set(True)
@@ -192,11 +190,8 @@ class BoundedReplies(ResponseHandler, asyncio.BufferedProtocol):
         return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.wire_bytes += nbytes
         self.data_received(bytes(self._read_buffer[:nbytes]))
-
-    def data_received(self, data: bytes) -> None:
-        self.wire_bytes += len(data)
-        super().data_received(data)
         if self.wire_bytes > FREE_FRAMING_BYTES and self._is_framing():
             payload, error = self._payload, TinyPieces()
             self.abort()
@@ -247,25 +242,25 @@ class PendingRequest:
         self._places = places
 
     async def __aenter__(self) -> "AiohttpExchange":
-        self._caller = await self._places.take()
-        try:
-            return await self._sent()
-        except BaseException:
-            self._places.leave(self._caller)
-            raise
-
-    async def _sent(self) -> "AiohttpExchange":
         """If a reused connection is closed without a byte in reply, the server closed it as idle while we wrote. It has
         not read the request, which is sent again."""
-        for left in reversed(range(RESENDS + 1)):
+        self._caller = caller = claimant.get().name
+        if not self._places.take(caller):
+            await self._places.turn(caller)
+        left = RESENDS
+        while True:
             on_used_connection.set(False)
             try:
                 self._response = await self._send()
-                break
+                return AiohttpExchange(self._response, self._max_bytes)
             except EXPECTED as error:
                 if not (left and on_used_connection.get() and isinstance(error, DROPPED)):
+                    self._places.leave(caller)
                     raise _translated(error, self._url) from error
-        return AiohttpExchange(self._response, self._max_bytes)
+                left -= 1
+            except BaseException:
+                self._places.leave(caller)
+                raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
@@ -303,8 +298,10 @@ class AiohttpExchange:
             if size > self._max_bytes:
                 raise self._too_large()
             if memory is not None and size > counted:
-                await memory.add(max(size, declared) - counted)
-                counted = max(size, declared)
+                more = max(size, declared) - counted
+                if not memory.fits(more):
+                    await memory.add(more)
+                counted += more
             parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 

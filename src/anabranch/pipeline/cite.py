@@ -77,7 +77,7 @@ def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
 
 def is_short(text: str, passages: Sequence[Passage]) -> bool:
     """Whether citations are found so soon that it needs no thread."""
-    return len(text) <= INLINE_ANSWER and sum(len(passage.text) for passage in passages) <= INLINE_PASSAGES
+    return len(text) <= INLINE_ANSWER and sum([len(passage.text) for passage in passages]) <= INLINE_PASSAGES
 
 
 def cited(delta: Delta, offset: int, passages: Sequence[Passage]) -> Iterator[Citation]:

@@ -32,11 +32,16 @@ class HeldReplies:
             if held is not None:
                 held.leave()
 
+    def fits(self, count: int) -> bool:
+        if self._bytes + count > FREE_BYTES and self._users > 0:
+            return False
+        self._bytes += count
+        return True
+
     async def add(self, count: int) -> None:
         """Count bytes of a reply. The first large ones wait for their turn. What comes after them does not, because the
         request would hold them while it waits: LimitReached or Overloaded if it is over a limit."""
-        if self._bytes + count <= FREE_BYTES or self._users <= 0:
-            self._bytes += count
+        if self.fits(count):
             return
         self._turn = self._turn or asyncio.Lock()
         async with self._turn:

@@ -11,7 +11,7 @@ from anabranch.domain.errors import FailureKind, LimitReached, Overloaded, Upstr
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status, Value
 from anabranch.domain.shares import reply_memory
 from anabranch.network import syft_wire
-from anabranch.network.large_json import decoded
+from anabranch.network.large_json import LARGE_BYTES, decoded
 
 MAX_DOCUMENTS = 1_000
 
@@ -120,7 +120,7 @@ class SpaceSource:
         except (LimitReached, Overloaded) as error:
             return self._failed(Status.ERROR, error.message, FailureKind.REQUEST)
         try:
-            reply = await decoded(body, decode)
+            reply = decode(body) if len(body) <= LARGE_BYTES else await decoded(body, decode)
         except UpstreamError as error:
             return self._unusable(error.message)
         except msgspec.ValidationError as error:
