@@ -29,7 +29,7 @@ from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.cite import cite
 from anabranch.pipeline.ground import ground, refusal
 from anabranch.pipeline.merge import merge
-from anabranch.pipeline.prompt import compose, estimate, most_tokens
+from anabranch.pipeline.prompt import compose, estimate, surely_fits
 from anabranch.pipeline.run import Run
 from anabranch.testing import FakeDirectory, FakeGenerator, FakeSource, Recorder
 
@@ -129,9 +129,16 @@ async def test_when_no_document_fits_the_model_is_told_there_are_none() -> None:
     assert "returned no documents" in shown
 
 
-@given(st.text(max_size=300) | st.text("ab 1é.", max_size=300))
-def test_an_estimate_exceeds_neither_the_bytes_nor_its_bound(text: str) -> None:
-    assert 0 <= estimate(text) <= most_tokens(text) <= len(text.encode())
+@given(st.text(max_size=300) | st.text("ab 1é.", max_size=300), st.integers(0, 300))
+def test_an_estimate_exceeds_neither_the_bytes_nor_a_budget_that_it_surely_fits(text: str, budget: int) -> None:
+    assert 0 <= estimate(text) <= len(text.encode())
+    assert estimate(text) <= budget or not surely_fits(text, budget)
+
+
+def test_prose_surely_fits_a_budget_of_two_thirds_of_its_bytes_and_noise_does_not() -> None:
+    prose = "Refunds take thirty days after the return, and support helps. " * 100
+    assert surely_fits(prose, len(prose) * 2 // 3)
+    assert not surely_fits("1.5,2!" * 1_000, 4_000)
 
 
 TEXT = "Our shop opened in 1990. Refunds take 30 days after the return. Ask support for help."

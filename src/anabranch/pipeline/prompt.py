@@ -391,11 +391,11 @@ def _has_markup(text: str) -> bool:
 async def _within(budget_tokens: int, blocks: Sequence[str]) -> Sequence[int]:
     """The indexes of the blocks that fit, best first, without those that are larger than the whole budget.
 
-    Tokens are estimated only if a bound that costs less is over the budget.
+    Tokens are estimated only if a test that costs less does not say that all fit.
     """
     everything = range(len(blocks))
     whole = "".join(blocks)
-    if most_tokens(whole) <= budget_tokens or (await estimated_tokens([whole]))[0] <= budget_tokens:
+    if surely_fits(whole, budget_tokens) or (await estimated_tokens([whole]))[0] <= budget_tokens:
         return everything
     sizes = await estimated_tokens(blocks)
     kept: list[int] = []
@@ -438,14 +438,18 @@ def estimate(text: str) -> int:
     return max(tokens, _floor(text))
 
 
-def most_tokens(text: str) -> int:
-    """At least what `estimate` says, in about half of its time: white space counts as letters, anything else as a token
-    for each byte. Nothing is counted in a text that one would not wait for."""
+def surely_fits(text: str, budget_tokens: int) -> bool:
+    """Whether `estimate` is at most that, seen from as few bytes as prose needs: letters and white space count as two
+    sevenths of a token, anything else, and what is not read, as a token for each byte. False says nothing."""
     data = text.encode(errors="replace")
-    if len(data) > INLINE_CHARACTERS:
-        return len(data)
-    others = len(data.translate(None, WORDS))
-    return max((len(data) - others) * 2 // 7 + others, _floor(text))
+    over = len(data) - budget_tokens
+    if over <= 0:
+        return True
+    if max(len(data) * 2 // 7, _floor(text)) > budget_tokens:
+        return False
+    read = data[: over * 8 // 5]
+    words = len(read) - len(read.translate(None, WORDS))
+    return over <= words - words * 2 // 7
 
 
 def _floor(text: str) -> int:
