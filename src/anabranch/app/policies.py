@@ -13,7 +13,7 @@ from anabranch.policies.answer_cache import KEYS as ANSWERS
 from anabranch.policies.answer_cache import CachedAnswerer
 from anabranch.policies.breaker import Policy, SharedBreakers
 from anabranch.policies.cache import EMBEDDING_KEYS, CachedEmbedder, MemoryCache, RedisCache
-from anabranch.policies.fair_threads import FairThreads
+from anabranch.policies.fair_threads import COMPUTING_NICENESS, FairThreads
 from anabranch.policies.limits import limits_of
 from anabranch.policies.rate_limits import MemoryLimiter, RateLimits, RedisLimiter
 from anabranch.policies.resilience import Resilience
@@ -50,7 +50,7 @@ class Policies:
         self.rate_limits = RateLimits(limiter, surfaces, limits["changes"], telemetry)
         self._pace = LoopPace()
         self.gate = AdmissionGate(limits["questions"], telemetry, self._pace)
-        self.computing = FairThreads(limits["computations"])
+        self.computing = FairThreads(limits["computations"], COMPUTING_NICENESS)
         self.shares = {
             "questions": self.gate.share,
             "computations": self.computing.share,

@@ -90,8 +90,8 @@ WIDEN, MOST_WANTED = 4, 2_000
 # (docs/search.md). Near-copies of a better candidate do not count towards that number.
 CHOICE = 2
 COPY = 0.9
-# Passages of documents with more tokens stay as they were cut: reading the document would take too long.
-MAX_CONTENT = 100_000
+# Passages of documents with more characters stay as they were cut: reading the document would take too long.
+MAX_CONTENT = 500_000
 
 
 class Candidates(NamedTuple):
@@ -312,27 +312,26 @@ def fetch(
             break
     ranked = sorted(passages)
     if complete:
-        passages = completed_passages(db, passages)
+        passages = completed_passages(db, passages, found)
     passages.update(zip(ranked, in_order([passages[rank] for rank in ranked]), strict=True))
     return passages
 
 
-def completed_passages(db: Connection, passages: Mapping[int, Passage]) -> dict[int, Passage]:
-    contents = documents.contents_of(db, {passage.document_id for passage in passages.values()}, MAX_CONTENT)
-    return {
-        rank: _completed(passage, contents.get(passage.document_id or "", "")) for rank, passage in passages.items()
-    }
+def completed_passages(db: Connection, passages: Mapping[int, Passage], found: Candidates) -> dict[int, Passage]:
+    keys = {rank: int(found.keys[rank]) for rank in passages}
+    following = documents.following_texts(db, list(keys.values()), MOST + 1, MAX_CONTENT)
+    return {rank: _completed(passage, following.get(keys[rank], "")) for rank, passage in passages.items()}
 
 
-def _completed(passage: Passage, content: str) -> Passage:
+def _completed(passage: Passage, following: str) -> Passage:
     place = passage.place
     assert place is not None
-    end = place.start + completed(passage.text, content[place.end : place.end + MOST + 1])
-    if end == place.end:
+    added = completed(passage.text, following) - len(passage.text)
+    if not added:
         return passage
-    tokens = round(place.tokens * (end - place.start) / max(1, len(passage.text)))
-    longer = msgspec.structs.replace(place, end=end, tokens=tokens, added=end - place.end)
-    return msgspec.structs.replace(passage, text=content[place.start : end], place=longer)
+    tokens = round(place.tokens * (1 + added / max(1, len(passage.text))))
+    longer = msgspec.structs.replace(place, end=place.end + added, tokens=tokens, added=added)
+    return msgspec.structs.replace(passage, text=passage.text + following[:added], place=longer)
 
 
 def varied(scores: NDArray[np.float64], vectors: Floats, query: Query) -> NDArray[np.int64]:

@@ -440,12 +440,15 @@ def chunks_by_key(db: sqlite3.Connection, caller: Caller, keys: Sequence[int]) -
     return {row["chunk_key"]: row for row in found}
 
 
-def contents_of(db: sqlite3.Connection, ids: Iterable[str | None], most: int) -> dict[str, str]:
-    """The texts of documents of at most so many tokens."""
+def following_texts(db: sqlite3.Connection, keys: Sequence[int], length: int, most: int) -> dict[int, str]:
+    """What documents have after these chunks, up to so many characters. A database reads a text from its beginning, so
+    only documents of at most so many characters are read."""
     found = db.execute(
-        "SELECT documents.id, contents.content FROM documents JOIN contents ON contents.document = documents.key "
-        "WHERE documents.id IN (SELECT value FROM json_each(?)) AND documents.tokens <= ?",
-        (as_json(list(ids)), most),
+        "SELECT chunks.key, substr(content, chunks.end_char + 1, :length) FROM chunks "
+        "JOIN documents ON documents.key = chunks.document JOIN contents ON contents.document = documents.key "
+        "JOIN chunks AS last ON last.key = first_chunk + chunk_count - 1 "
+        "WHERE chunks.key IN (SELECT value FROM json_each(:keys)) AND last.end_char <= :most",
+        {"keys": as_json(keys), "length": length, "most": most},
     )
     return {row[0]: row[1] for row in found}
 
