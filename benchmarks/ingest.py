@@ -7,7 +7,6 @@ import io
 import os
 import random
 import re
-import sqlite3
 import tempfile
 import threading
 import time
@@ -31,7 +30,8 @@ from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.model import Caller, Chunking, Collection, CollectionSettings, NewDocument, Strategy
 from anabranch.knowledge.parse import ParseLimits, Parsers
 from anabranch.knowledge.records import collections, jobs
-from anabranch.knowledge.records.database import Database, new_id
+from anabranch.knowledge.records.database import Session, new_id
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.models.calibration import MINILM
 from anabranch.models.factory import LocalEmbedder
 from anabranch.models.minilm import Vocabulary, read
@@ -156,7 +156,7 @@ class Measured(NamedTuple):
 async def measured(documents: Sequence[bytes], strategy: Strategy, embedder: Embedder, folder: Path) -> Measured:
     """Everything as the indexer's process has it, but for the embedder and the clocks."""
     stages = Stages()
-    database = Database.open(folder)
+    database = SqliteDatabase.open(folder)
     database.writing = stages.timed("commit", database.writing)  # type: ignore[method-assign]
     if not isinstance(embedder, Precomputed):
         await embedder.embed(["warm"])
@@ -200,7 +200,7 @@ async def measured(documents: Sequence[bytes], strategy: Strategy, embedder: Emb
     return Measured(len(documents), chunks, wall_s, spent)
 
 
-def _counted(db: sqlite3.Connection) -> int:
+def _counted(db: Session) -> int:
     done = db.execute("SELECT count(*) FROM items WHERE status = 'completed'").fetchone()[0]
     assert done == db.execute("SELECT count(*) FROM items").fetchone()[0]
     return int(db.execute("SELECT count(*) FROM chunks").fetchone()[0])
@@ -211,7 +211,7 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _collection(database: Database, embedder: str) -> Collection:
+def _collection(database: SqliteDatabase, embedder: str) -> Collection:
     settings = CollectionSettings(embedding_model=embedder)
     made = database.writing(lambda db: collections.create(db, owner="", name="all", description="", settings=settings))
     assert made is not None

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -22,7 +21,8 @@ from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions, Piece
 from anabranch.knowledge.records import collections, documents
-from anabranch.knowledge.records.database import NAME, Database, new_id
+from anabranch.knowledge.records.database import Session, new_id
+from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase
 from anabranch.models.factory import LocalEmbedder
 from anabranch.text.words import STOPWORDS
 from benchmarks.room import Room, room
@@ -61,14 +61,14 @@ def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int],
     """Vectors and token bits are made up, except for the chunks that are asked about: those are the model's own. The
     chunks are added to the folder's collection, if there is one."""
     real = dict(zip(asked, asyncio.run(embedder.embed([texts[row] for row in asked])), strict=True))
-    database = Database.open(folder)
+    database = SqliteDatabase.open(folder)
     if not database.reading(collections.listed):
         own = CollectionSettings(embedding_model=embedder.name)
         database.writing(partial(collections.create, owner="", name="all", description="", settings=own))
     made = database.reading(collections.listed)[0]
     database.writing(lambda db: documents.require_embedder(db, embedder.name, embedder.dimensions))
 
-    def insert(db: sqlite3.Connection, number: int) -> None:
+    def insert(db: Session, number: int) -> None:
         rows = range(number * data.CHUNKS_PER_DOCUMENT, (number + 1) * data.CHUNKS_PER_DOCUMENT)
         ends = np.cumsum([len(texts[row]) + 1 for row in rows]).tolist()
         pieces = [
@@ -99,7 +99,7 @@ def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int],
         )
         documents.insert(db, draft, pieces, embeddings)
 
-    def insert_all(db: sqlite3.Connection, numbers: Iterable[int]) -> None:
+    def insert_all(db: Session, numbers: Iterable[int]) -> None:
         for number in numbers:
             insert(db, number)
 
@@ -159,7 +159,7 @@ def documentation(folder: Path, given: argparse.Namespace) -> list[str]:
     """Questions to documentation; if the folder is empty, it becomes a copy of --docs with made-up chunks besides."""
     if not (folder / NAME).is_file():
         shutil.copytree(given.docs, folder, dirs_exist_ok=True)
-        with closing(Database.open(folder)) as database:
+        with closing(SqliteDatabase.open(folder)) as database:
             _, real = database.reading(documents.counts)
         corpus = data.corpus(given.chunks - real)
         build(folder, [sentences(text) for text in corpus.texts], corpus, [], LocalEmbedder(given.models, 2))

@@ -39,9 +39,10 @@ class Ours:
         from anabranch.knowledge.index.writer import IndexWriter
         from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions, Piece
         from anabranch.knowledge.records import collections, documents
-        from anabranch.knowledge.records.database import Database, new_id
+        from anabranch.knowledge.records.database import new_id
+        from anabranch.knowledge.records.sqlite import SqliteDatabase
 
-        database = Database.open(folder)
+        database = SqliteDatabase.open(folder)
         generations = Generations(folder / "index")
         settings = CollectionSettings(embedding_model="made-up")
         made = database.writing(
@@ -89,10 +90,10 @@ class Ours:
     def open(self, folder: Path, queries: Queries, groups: Groups) -> None:
         from anabranch.knowledge.index.manifest import Generations
         from anabranch.knowledge.index.reader import IndexReader
-        from anabranch.knowledge.records.database import Database
+        from anabranch.knowledge.records.sqlite import SqliteDatabase
 
         self._queries = queries
-        self._database = Database.open(folder)
+        self._database = SqliteDatabase.open(folder)
         self._reader = IndexReader(Generations(folder / "index"))
 
     def dense(self, query: int, limit: int, group: Group) -> Sequence[int]:

@@ -14,9 +14,9 @@ from anabranch import Anabranch, Settings
 from anabranch.domain.model import Question, Until
 from anabranch.domain.signals import QuestionNotRecorded
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records.database import NAME, Database, connect, migrate
 from anabranch.knowledge.records.queries import QueryRecord
 from anabranch.knowledge.records.schema import MIGRATIONS
+from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase, connect, migrate
 from anabranch.testing import Document, Space
 from anabranch.testing.fakes import Recorder
 from conftest import LOCAL, ref, running
@@ -45,7 +45,7 @@ async def record_of(folder: Path, **wanted: str) -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A data folder in which there is nothing yet."""
-    Database.open(tmp_path / "data").close()
+    SqliteDatabase.open(tmp_path / "data").close()
     return tmp_path / "data"
 
 

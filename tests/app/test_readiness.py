@@ -17,7 +17,8 @@ from anabranch.app import readiness
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.readiness import Readiness
 from anabranch.knowledge.disk import LEAST_FREE
-from anabranch.knowledge.records.database import BUSY_S, NAME, DiskFull
+from anabranch.knowledge.records.database import DiskFull
+from anabranch.knowledge.records.sqlite import BUSY_S, NAME, SqliteDatabase
 from support.full_disk import add_until_full, small_disk
 from support.knowledge_fixtures import Workshop, workshop
 
@@ -70,14 +71,15 @@ async def test_a_damaged_segment(shop: Workshop) -> None:
 
 async def test_records_that_cannot_be_read(shop: Workshop) -> None:
     shop.database.compact()  # nothing is left in the log
-    shop.database.path.write_bytes(b"no database" * 1_000)
+    (shop.folder / NAME).write_bytes(b"no database" * 1_000)
     assert await reason(shop) == "records_not_writable"
 
 
 async def test_records_that_are_locked_for_long(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(sqlite3.connect(shop.database.path, isolation_level=None)) as other:
+    with closing(sqlite3.connect((shop.folder / NAME), isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         assert await reason(shop) is None
+        assert isinstance(shop.database, SqliteDatabase)
         shop.database._locked_since -= BUSY_S
         assert await reason(shop) == "records_not_writable"
         other.execute("ROLLBACK")

@@ -16,7 +16,7 @@ from anabranch.client import AnswerClient, Pace, PlannerClient, PlannerEvent, Re
 from anabranch.client.planner import Transport
 from anabranch.domain.errors import NotFound
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.testing import Space
 from conftest import Server, ref
 from support.cutting_proxy import CuttingProxy
@@ -145,7 +145,7 @@ async def test_clients_follow_a_cancelled_step_and_the_next_one(started: Server,
 
 
 def secret(folder: Path, user: str) -> str:
-    database = Database.open(folder)
+    database = SqliteDatabase.open(folder)
     try:
         return database.writing(lambda db: keys.create(db, user=user))[1]
     finally:

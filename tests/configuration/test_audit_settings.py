@@ -17,7 +17,8 @@ from anabranch.app.audit_reader import AuditTiming, reading_audit_log
 from anabranch.domain.audit import Actor, AuditEntry, AuditFilter
 from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records.database import Session
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.telemetry.log import Log, json_line
 from support.environment import LOCAL, loaded
 from support.otlp_collector import Collector
@@ -30,13 +31,13 @@ PATIENCE_S = 20
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with closing(Database.open(tmp_path)) as opened:
+def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
+    with closing(SqliteDatabase.open(tmp_path)) as opened:
         yield opened
 
 
-def add(database: Database, *objects: str) -> None:
-    def work(db: Connection) -> None:
+def add(database: SqliteDatabase, *objects: str) -> None:
+    def work(db: Session) -> None:
         for one in objects:
             audit.append(db, AuditEntry(action="document.deleted", object=one, name="Her diary"), DAVID)
 
@@ -57,7 +58,7 @@ def logged(written: io.StringIO) -> Log:
     return Log(written, logging.INFO, json_line)
 
 
-async def test_records_older_than_audit_days_are_deleted(tmp_path: Path, database: Database) -> None:
+async def test_records_older_than_audit_days_are_deleted(tmp_path: Path, database: SqliteDatabase) -> None:
     add(database, "document:old", "document:new")
     with closing(sqlite3.connect(database.path)) as db:
         db.execute("DROP TRIGGER audit_is_not_changed")
@@ -69,11 +70,11 @@ async def test_records_older_than_audit_days_are_deleted(tmp_path: Path, databas
     assert objects(database) == ["", "document:new"]
 
 
-def objects(database: Database) -> list[str]:
+def objects(database: SqliteDatabase) -> list[str]:
     return [one.object for one in database.reading(lambda db: audit.listed(db, AuditFilter(), None, 10))]
 
 
-async def test_each_record_is_one_log_line_also_after_a_restart(tmp_path: Path, database: Database) -> None:
+async def test_each_record_is_one_log_line_also_after_a_restart(tmp_path: Path, database: SqliteDatabase) -> None:
     settings, written = loaded(DATA_DIR=str(tmp_path)), io.StringIO()
     add(database, "document:1")
     async with reading_audit_log(settings, logged(written), SOON):
@@ -99,7 +100,7 @@ async def test_each_record_is_one_log_line_also_after_a_restart(tmp_path: Path, 
     assert "diary" not in written.getvalue(), "what has left cannot be forgotten"
 
 
-async def test_audit_otlp_sends_records_to_the_collector(tmp_path: Path, database: Database) -> None:
+async def test_audit_otlp_sends_records_to_the_collector(tmp_path: Path, database: SqliteDatabase) -> None:
     add(database, "document:1", "document:2")
     written = io.StringIO()
     async with Collector() as collector:

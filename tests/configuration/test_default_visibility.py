@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.app.startup import check
 from anabranch.knowledge.model import Caller, DefaultVisibility
-from anabranch.knowledge.records.database import connect
+from anabranch.knowledge.records.sqlite import connect
 from anabranch.telemetry.log import configured_log
 from support.environment import loaded
 from support.knowledge_fixtures import ALICE, BOB, workshop

@@ -25,7 +25,7 @@ from anabranch.domain.contracts import Embedder, Outbound, RunInThread
 from anabranch.domain.model import QUERY
 from anabranch.knowledge.model import Caller, Chunking, NewDocument
 from anabranch.knowledge.records import keys, queries
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.models.factory import embedder_for
 from anabranch.pipeline.prompt import estimate
 from anabranch.testing import ManualClock, Space
@@ -341,7 +341,7 @@ async def test_query_log_days(server: ModelServer, notes: Path, days: str, statu
 async def test_questions_older_than_query_log_days_are_deleted(tmp_path: Path, server: ModelServer) -> None:
     settings = loaded(DATA_DIR=str(tmp_path / "data"), QUERY_LOG_DAYS="7", **embedding(server))
     async with indexer(settings) as taking_in:
-        database = Database.open(tmp_path / "data")
+        database = SqliteDatabase.open(tmp_path / "data")
         try:
             for name, age_days in (("new", 6.9), ("old", 7.1)):
                 _ask(database, name, age_days)
@@ -355,7 +355,7 @@ async def test_questions_older_than_query_log_days_are_deleted(tmp_path: Path, s
             database.close()
 
 
-def _ask(database: Database, name: str, age_days: float) -> None:
+def _ask(database: SqliteDatabase, name: str, age_days: float) -> None:
     asked = queries.QueryRecord(
         id=name,
         user="alice",
@@ -379,7 +379,7 @@ def _ask(database: Database, name: str, age_days: float) -> None:
     )
 
 
-def _asked(database: Database) -> list[str]:
+def _asked(database: SqliteDatabase) -> list[str]:
     return database.reading(lambda db: [row["id"] for row in db.execute("SELECT id FROM queries ORDER BY id")])
 
 
@@ -393,7 +393,7 @@ def _asked(database: Database) -> list[str]:
 async def test_auth_decides_which_credentials_are_required(
     server: ModelServer, notes: Path, auth: str, nobody: int, key: int, token: int
 ) -> None:
-    database = Database.open(notes)
+    database = SqliteDatabase.open(notes)
     secret = database.writing(lambda db: keys.create(db, user="alice"))[1]
     database.close()
     variables = {"SYFTHUB_URL": server.url, "JWT_AUDIENCE": "library"}

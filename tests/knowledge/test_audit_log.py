@@ -17,7 +17,8 @@ from anabranch.knowledge.key_requests import KeyRequest
 from anabranch.knowledge.model import CollectionSettings, NewDocument, Permissions
 from anabranch.knowledge.records import audit, collections, keys
 from anabranch.knowledge.records.audit import MAX_GRANTED, AuditDamaged
-from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from support.knowledge_fixtures import ALICE, OPERATOR, text, workshop
 
 SETTINGS = CollectionSettings(embedding_model="none")
@@ -26,20 +27,20 @@ HOSTILE = "two\nlines \x1b[31mred\x1b[0m \u202e\x00 \ud800"
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with closing(Database.open(tmp_path)) as opened:
+def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
+    with closing(SqliteDatabase.open(tmp_path)) as opened:
         yield opened
 
 
-def add(database: Database, *actions: str, by: Actor = DAVID, **more: Any) -> None:
-    def work(db: Connection) -> None:
+def add(database: SqliteDatabase, *actions: str, by: Actor = DAVID, **more: Any) -> None:
+    def work(db: Any) -> None:
         for action in actions:
             audit.append(db, AuditEntry(action=action, **more), by)
 
     database.writing(work)
 
 
-def filled(database: Database, count: int = 30) -> None:
+def filled(database: SqliteDatabase, count: int = 30) -> None:
     for number in range(count):
         entry = AuditEntry(action="document.added", object=f"document:{number}", name=f"Title {number}")
         granted = AuditEntry(action="key.created", object="key:1", name="user:erin", granted=("group:staff",))
@@ -56,7 +57,7 @@ def problems(database: Database) -> list[str]:
     return [f"{one.seq}: {one.problem}" for one in database.reading(audit.verify)]
 
 
-def tamper(database: Database, *statements: str) -> None:
+def tamper(database: SqliteDatabase, *statements: str) -> None:
     """Change the file as somebody does who has it, and leave its schema as it was."""
     with closing(sqlite3.connect(database.path)) as db, changeable(db):
         for statement in statements:
@@ -65,7 +66,7 @@ def tamper(database: Database, *statements: str) -> None:
 
 
 @contextmanager
-def changeable(db: sqlite3.Connection) -> Iterator[None]:
+def changeable(db: Any) -> Iterator[None]:
     """Without the trigger that keeps records from being changed."""
     (trigger,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = 'audit_is_not_changed'").fetchone()
     db.execute("DROP TRIGGER audit_is_not_changed")
@@ -73,7 +74,7 @@ def changeable(db: sqlite3.Connection) -> Iterator[None]:
     db.execute(trigger)
 
 
-def test_a_record_says_who_did_what_from_where(database: Database) -> None:
+def test_a_record_says_who_did_what_from_where(database: SqliteDatabase) -> None:
     acting.set(lambda: DAVID)
     permissions = Permissions(visibility="restricted", allowed_users=("erin",), allowed_groups=("staff",))
     settings = CollectionSettings(embedding_model="none", default_permissions=permissions)
@@ -189,7 +190,7 @@ async def test_a_document_that_fails_leaves_a_record(tmp_path: Path) -> None:
         assert (newest.action, newest.outcome, newest.name) == ("document.failed", "failed", "Empty")
 
 
-def test_without_a_record_there_is_no_change(database: Database) -> None:
+def test_without_a_record_there_is_no_change(database: SqliteDatabase) -> None:
     tamper(database, "DROP TABLE audit_chain")
     with pytest.raises(Exception, match="audit_chain"):
         database.writing(lambda db: keys.create(db, user="mallory", operator=True))
@@ -200,8 +201,8 @@ CRASH = """
 import os, sys
 from pathlib import Path
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database
-database = Database.open(Path(sys.argv[1]))
+from anabranch.knowledge.records.sqlite import SqliteDatabase
+database = SqliteDatabase.open(Path(sys.argv[1]))
 def work(db):
     keys.create(db, user="alice")
     if sys.argv[2] == "before":
@@ -215,13 +216,13 @@ os._exit(9)
 def test_a_crash_leaves_the_change_with_its_record_or_neither(tmp_path: Path, moment: str, there: int) -> None:
     ended = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path), moment], check=False, timeout=50)
     assert ended.returncode == 9
-    with closing(Database.open(tmp_path)) as database:
+    with closing(SqliteDatabase.open(tmp_path)) as database:
         assert len(database.reading(keys.listed)) == there
         assert [one.action for one in records(database)] == ["key.created"] * there
         assert problems(database) == []
 
 
-def test_records_are_not_changed(database: Database) -> None:
+def test_records_are_not_changed(database: SqliteDatabase) -> None:
     add(database, "a.b")
     with pytest.raises(sqlite3.IntegrityError, match="not changed"):
         database.writing(lambda db: db.execute("UPDATE audit SET action = 'c.d'"))
@@ -257,7 +258,7 @@ TAMPERED: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("statements", TAMPERED.values(), ids=TAMPERED.keys())
-def test_whoever_changes_the_log_is_found(database: Database, statements: tuple[str, ...]) -> None:
+def test_whoever_changes_the_log_is_found(database: SqliteDatabase, statements: tuple[str, ...]) -> None:
     filled(database)
     assert problems(database) == []
     tamper(database, *statements)
@@ -286,7 +287,7 @@ OTHER_SCHEMAS: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("statements", OTHER_SCHEMAS.values(), ids=OTHER_SCHEMAS.keys())
 def test_whoever_changes_the_schema_of_the_log_is_found_and_forges_no_name(
-    database: Database, statements: tuple[str, ...]
+    database: SqliteDatabase, statements: tuple[str, ...]
 ) -> None:
     add(database, "a.b", object="document:1", name="Plans")
     with closing(sqlite3.connect(database.path)) as db:
@@ -299,7 +300,7 @@ def test_whoever_changes_the_schema_of_the_log_is_found_and_forges_no_name(
 
 
 @pytest.mark.parametrize("ignored", ["INSERT ON audit", "UPDATE ON audit_chain"])
-def test_a_change_is_refused_if_its_record_is_ignored(database: Database, ignored: str) -> None:
+def test_a_change_is_refused_if_its_record_is_ignored(database: SqliteDatabase, ignored: str) -> None:
     database.writing(lambda db: db.execute(f"CREATE TRIGGER x BEFORE {ignored} {IGNORED}"))
     with pytest.raises(AuditDamaged):
         database.writing(lambda db: keys.create(db, user="mallory"))
@@ -307,7 +308,7 @@ def test_a_change_is_refused_if_its_record_is_ignored(database: Database, ignore
 
 
 @pytest.mark.parametrize("ahead", ["21", "999999999", "9" * 40, "-1", "none"])
-def test_a_record_that_is_noted_as_passed_on_before_it_is_there_is_found(database: Database, ahead: str) -> None:
+def test_a_record_that_is_noted_as_passed_on_before_it_is_there_is_found(database: SqliteDatabase, ahead: str) -> None:
     filled(database, 10)
     head = 20
     for reader, seq in (("log", head), ("otlp", 0)):
@@ -320,7 +321,7 @@ def test_a_record_that_is_noted_as_passed_on_before_it_is_there_is_found(databas
 
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     """In every column of every table of the log, also after names were forgotten: 200 flips."""
-    with closing(Database.open(tmp_path)) as database:
+    with closing(SqliteDatabase.open(tmp_path)) as database:
         filled(database, 10)
         database.writing(lambda db: audit.forget(db, "user:1"))
         chance = random.Random(20)
@@ -338,14 +339,14 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
                 flip_one(db, *chance.choice(cells), chance=chance)
 
 
-def cell(db: sqlite3.Connection, table: str, key: int | bytes, column: str) -> tuple[str, bytes]:
+def cell(db: Any, table: str, key: int | bytes, column: str) -> tuple[str, bytes]:
     """The type and the bytes of a value."""
     which = "digest" if table == "audit_names" else "rowid"
     found = f"SELECT typeof({column}), CAST({column} AS BLOB) FROM {table} WHERE {which} = ?"
     return tuple(db.execute(found, (key,)).fetchone())
 
 
-def flip_one(db: sqlite3.Connection, table: str, key: int | bytes, column: str, *, chance: random.Random) -> None:
+def flip_one(db: Any, table: str, key: int | bytes, column: str, *, chance: random.Random) -> None:
     which = "digest" if table == "audit_names" else "rowid"
     kind, value = cell(db, table, key, column)
     db.execute("BEGIN")
@@ -363,7 +364,7 @@ def flip_one(db: sqlite3.Connection, table: str, key: int | bytes, column: str, 
     assert audit.verify(db) == []
 
 
-def test_forgotten_names_leave_the_chain_whole(database: Database) -> None:
+def test_forgotten_names_leave_the_chain_whole(database: SqliteDatabase) -> None:
     filled(database)
     assert database.writing(lambda db: audit.forget(db, "user:1", "document:0", "user:erin")) >= 4
     assert problems(database) == []
@@ -377,7 +378,7 @@ def test_forgotten_names_leave_the_chain_whole(database: Database) -> None:
     assert database.writing(lambda db: audit.forget(db, "user:nobody")) == 0
 
 
-def test_the_oldest_records_are_deleted_and_the_rest_is_still_verified(database: Database) -> None:
+def test_the_oldest_records_are_deleted_and_the_rest_is_still_verified(database: SqliteDatabase) -> None:
     filled(database)
     assert database.writing(lambda db: audit.expire(db, 1)) == 0
     assert database.writing(lambda db: audit.expire(db, -1)) == 60
@@ -395,7 +396,7 @@ def test_the_oldest_records_are_deleted_and_the_rest_is_still_verified(database:
     assert problems(database) != []
 
 
-def test_names_that_only_deleted_records_had_are_deleted(database: Database) -> None:
+def test_names_that_only_deleted_records_had_are_deleted(database: SqliteDatabase) -> None:
     filled(database)
     day = 86_400_000_000
     tamper(
@@ -410,7 +411,7 @@ def test_names_that_only_deleted_records_had_are_deleted(database: Database) -> 
 
 
 def test_a_noted_head_shows_that_the_log_was_replaced(tmp_path: Path) -> None:
-    first, second = Database.open(tmp_path / "1"), Database.open(tmp_path / "2")
+    first, second = SqliteDatabase.open(tmp_path / "1"), SqliteDatabase.open(tmp_path / "2")
     with closing(first), closing(second):
         filled(first, 3)
         filled(second, 3)
@@ -438,13 +439,13 @@ def test_a_noted_head_shows_that_the_log_was_replaced(tmp_path: Path) -> None:
         ({"until": 4e9, "since": 1e9}, ["query.shared", "key.revoked", "key.created"]),
     ],
 )
-def test_records_are_filtered(database: Database, wanted: dict[str, Any], expected: list[str]) -> None:
+def test_records_are_filtered(database: SqliteDatabase, wanted: dict[str, Any], expected: list[str]) -> None:
     add(database, "key.created", "key.revoked", by=Actor(name="operator", address="", surface="cli"))
     add(database, "query.shared")
     assert [one.action for one in records(database, **wanted)] == expected
 
 
-def test_hostile_names_are_kept_as_far_as_they_can_be(database: Database) -> None:
+def test_hostile_names_are_kept_as_far_as_they_can_be(database: SqliteDatabase) -> None:
     by = Actor(name=f"user:{HOSTILE}", address=HOSTILE, surface="http")
     add(database, "key.created", by=by, object=f"document:{HOSTILE}".encode(errors="replace").decode(), name=HOSTILE)
     assert problems(database) == []

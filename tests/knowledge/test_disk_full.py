@@ -9,7 +9,8 @@ from anabranch.app.erasure import eraser_for
 from anabranch.configuration.settings import Settings
 from anabranch.knowledge.disk import LEAST_FREE, RESERVE, RESERVE_BYTES, is_nearly_full, keep_reserve, release_reserve
 from anabranch.knowledge.records import erasures
-from anabranch.knowledge.records.database import Database, DiskFull
+from anabranch.knowledge.records.database import DiskFull
+from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase
 from support.full_disk import SmallDisk, add_until_full, small_disk
 from support.knowledge_fixtures import OPERATOR, Workshop, text, workshop
 
@@ -25,7 +26,7 @@ async def filled(tmp_path: Path) -> AsyncIterator[tuple[Workshop, SmallDisk]]:
             words = " ".join(f"word{number}" for number in range(2_000))
             await shop.put(*(f"{number} {words}" for number in range(PAGES // 20)))
             await shop.put("Herons eat fish.")
-            keep_reserve(shop.folder, shop.database.path.stat().st_size)
+            keep_reserve(shop.folder, (shop.folder / NAME).stat().st_size)
             assert (shop.folder / RESERVE).stat().st_size == RESERVE_BYTES
             disk.fill()
             yield shop, disk
@@ -98,7 +99,7 @@ async def test_records_are_opened_on_a_full_disk_to_delete(filled: tuple[Worksho
     shop, disk = filled
     shop.database.close()  # deletes the files beside the records, whose space is then used up
     disk.fill()
-    database = Database.open(shop.folder)
+    database = SqliteDatabase.open(shop.folder)
     database.writing(lambda db: db.execute("DELETE FROM collections"), deleting=True)
     database.close()
 

@@ -1,7 +1,6 @@
 """Variety: the choice against its plain definition, and what a search makes of it."""
 
 import math
-import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from anabranch.domain.errors import RerankFailed
 from anabranch.domain.model import Passage, Query
 from anabranch.knowledge.mmr import mmr
 from anabranch.knowledge.model import Permissions
+from anabranch.knowledge.records.database import Session
 from anabranch.knowledge.search import Candidates, Searcher, fetch
 from anabranch.testing import FakeEmbedder
 from support.knowledge_fixtures import ALICE, OPERATOR, Workshop, text, workshop
@@ -168,7 +168,7 @@ async def test_diversity_respects_permissions(shop: Workshop) -> None:
 
 
 async def test_deleted_chunks_are_replaced_by_the_next_best(shop: Workshop) -> None:
-    def work(db: sqlite3.Connection) -> list[Passage]:
+    def work(db: Session) -> list[Passage]:
         keys = np.array([row[0] for row in db.execute("SELECT key FROM chunks ORDER BY key")])
         keys[1] = 9_999
         scores = np.linspace(0.9, 0.5, len(keys), dtype=np.float32)

@@ -13,7 +13,7 @@ from anabranch.domain.model import Filters
 from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.model import Caller, NewDocument, Permissions
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import Connection
+from anabranch.knowledge.records.database import Session
 from anabranch.knowledge.search import Searcher
 from support.knowledge_fixtures import ALICE, BOB, GUEST, OPERATOR, Workshop, workshop
 
@@ -216,7 +216,7 @@ async def test_a_changed_title_is_searched_at_once_by_every_process(shop: Worksh
 def with_word(shop: Workshop, searcher: Searcher, word: str) -> list[str]:
     """The ids of the documents that contain a word, by the word index alone."""
 
-    def read(db: Connection) -> list[str]:
+    def read(db: Session) -> list[str]:
         keys, _ = searcher._reader.view(db, Filters(), OPERATOR).lexical(word).best(10)
         return [row["id"] for row in documents.chunks_by_key(db, OPERATOR, keys.tolist()).values()]
 

@@ -16,9 +16,9 @@ from anabranch.knowledge.ingest import BATCHES_EACH, CLAIM_LIMIT, URLS, URLS_EAC
 from anabranch.knowledge.model import Caller, JobItem, NewDocument, Parsed, Unprocessable
 from anabranch.knowledge.parse import ParseLimits, Parsers
 from anabranch.knowledge.records import jobs, keys
-from anabranch.knowledge.records.database import Database, connect, migrate
 from anabranch.knowledge.records.jobs import Lane
 from anabranch.knowledge.records.schema import LANES, MIGRATIONS
+from anabranch.knowledge.records.sqlite import SqliteDatabase, connect, migrate
 from anabranch.testing import FakeEmbedder
 from support.embedding_server import model_server
 from support.environment import served
@@ -47,7 +47,7 @@ def pdfs(_: str) -> list[dict[str, Any]]:
 async def test_a_document_is_searchable_while_another_key_has_sent_slow_ones(
     tmp_path: Path, documents: Documents
 ) -> None:
-    database = Database.open(tmp_path / "data")
+    database = SqliteDatabase.open(tmp_path / "data")
     mallory, alice = database.writing(lambda db: [keys.create(db, user=user)[1] for user in ("mallory", "alice")])
     database.close()
     async with (

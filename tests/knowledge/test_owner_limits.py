@@ -7,8 +7,8 @@ import pytest
 from anabranch.domain.errors import LimitReached, QuotaReached
 from anabranch.domain.shares import Limit
 from anabranch.knowledge.model import Caller, JobItem, Permissions
-from anabranch.knowledge.records.database import connect, migrate
 from anabranch.knowledge.records.schema import MIGRATIONS, STORED
+from anabranch.knowledge.records.sqlite import connect, migrate
 from support.knowledge_fixtures import ALICE, BOB, Workshop, text, workshop
 
 

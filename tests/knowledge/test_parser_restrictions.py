@@ -14,7 +14,7 @@ import pytest_asyncio
 from anabranch.knowledge.model import Unprocessable
 from anabranch.knowledge.parse import ParseLimits, Sandbox, parse, restrictions
 from anabranch.knowledge.parse.confinement import APPLIED, STEPS
-from anabranch.knowledge.records.database import NAME, Database
+from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase
 from support.slow_documents import slow_pdf
 
 pytestmark = [
@@ -95,7 +95,7 @@ async def test_it_is_the_parser_that_runs_the_code(child: Sandbox) -> None:
     ],
 )
 async def test_a_parser_cannot(child: Sandbox, tmp_path: Path, code: str) -> None:
-    Database.open(tmp_path).close()
+    SqliteDatabase.open(tmp_path).close()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         given = {"records": str(tmp_path / NAME), "folder": str(tmp_path), "parent": "os.getppid()"}
         code = code.format(port=listening.getsockname()[1], **given)
@@ -124,7 +124,7 @@ async def test_a_restriction_does_its_part_alone(tmp_path: Path, alone: str, cod
     if (reason := sandbox.restrictions[alone]) != APPLIED:
         await sandbox.close()
         pytest.skip(reason)
-    Database.open(tmp_path).close()
+    SqliteDatabase.open(tmp_path).close()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         given = {"records": str(tmp_path / NAME), "folder": str(tmp_path), "port": listening.getsockname()[1]}
         assert await outcome(sandbox, code.format(**given)) in ("PermissionError", "OSError")

@@ -12,18 +12,19 @@ import pytest
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Erased
 from anabranch.knowledge.records import collections, keys, logged_queries, queries
-from anabranch.knowledge.records.database import NAME, Database, connect, migrate, new_id
+from anabranch.knowledge.records.database import Database, Session, new_id
 from anabranch.knowledge.records.logged_queries import QueryFilter
 from anabranch.knowledge.records.queries import DAY_S, FoundAt, QueryRecord
 from anabranch.knowledge.records.schema import KEY_GROUPS, MIGRATIONS
+from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase, SqliteSession, connect, migrate
 from support.knowledge_fixtures import ALICE, BOB, OPERATOR, query_record, workshop
 
 MIDNIGHT = time.time() // DAY_S * DAY_S
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with closing(Database.open(tmp_path)) as opened:
+def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
+    with closing(SqliteDatabase.open(tmp_path)) as opened:
         yield opened
 
 
@@ -36,14 +37,14 @@ def record(database: Database, *records: QueryRecord) -> None:
         database.writing(lambda db, one=one: queries.record(db, one))  # type: ignore[misc]
 
 
-def count(database: Database, collection: int, user: str | None = None) -> int:
+def count(database: SqliteDatabase, collection: int, user: str | None = None) -> int:
     return database.reading(lambda db: queries.count(db, collection, 30, user))
 
 
-def age(database: Database, days: int) -> None:
+def age(database: SqliteDatabase, days: int) -> None:
     """Make everything that is recorded so many days older."""
 
-    def older(db: sqlite3.Connection) -> None:
+    def older(db: Session) -> None:
         for table in ("queries", "responses", "query_collections"):
             db.execute(f"UPDATE {table} SET created_at = created_at - ?", (days * DAY_S,))
         db.execute("UPDATE query_counts SET day = day - ?", (days,))
@@ -54,7 +55,7 @@ def age(database: Database, days: int) -> None:
 # --- counts
 
 
-def test_questions_are_counted_by_collection_and_user(database: Database) -> None:
+def test_questions_are_counted_by_collection_and_user(database: SqliteDatabase) -> None:
     record(database, asked("alice", 1, 2), asked("alice", 1), asked("bob", 1), asked("bob"))
     assert [count(database, 1), count(database, 1, "alice"), count(database, 2), count(database, 2, "bob")] == [
         3,
@@ -65,14 +66,16 @@ def test_questions_are_counted_by_collection_and_user(database: Database) -> Non
 
 
 @pytest.mark.parametrize(("days", "counted"), [(0, 1), (29, 1), (30, 0), (31, 0)])
-def test_the_count_covers_today_and_the_29_days_before(database: Database, days: int, counted: int) -> None:
+def test_the_count_covers_today_and_the_29_days_before(database: SqliteDatabase, days: int, counted: int) -> None:
     record(database, asked("alice", 1))
     age(database, days)
     assert count(database, 1) == counted
 
 
 @pytest.mark.parametrize("retention_days", [0, 7])
-def test_the_count_does_not_depend_on_how_long_questions_are_kept(database: Database, retention_days: int) -> None:
+def test_the_count_does_not_depend_on_how_long_questions_are_kept(
+    database: SqliteDatabase, retention_days: int
+) -> None:
     record(database, asked("alice", 1), asked("bob", 1))
     age(database, 10)
     assert database.writing(lambda db: queries.forget(db, retention_days)) == 2
@@ -83,20 +86,20 @@ def test_the_count_does_not_depend_on_how_long_questions_are_kept(database: Data
         assert db.execute("SELECT * FROM query_counts").fetchall() == []
 
 
-def test_a_question_that_is_not_kept_is_only_counted(database: Database) -> None:
+def test_a_question_that_is_not_kept_is_only_counted(database: SqliteDatabase) -> None:
     record(database, msgspec.structs.replace(asked("alice", 1), kept=False))
     assert count(database, 1) == 1
     assert database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter())) == []
 
 
-def test_a_failed_question_is_not_counted(database: Database) -> None:
+def test_a_failed_question_is_not_counted(database: SqliteDatabase) -> None:
     record(database, msgspec.structs.replace(asked("alice", 1), answer=None, outcome="generation_failed"))
     assert count(database, 1) == 0
     found = database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter(collection=1)))
     assert [one.entry.outcome for one in found] == ["generation_failed"]
 
 
-def test_deleting_the_questions_of_a_user_deletes_their_counts(database: Database) -> None:
+def test_deleting_the_questions_of_a_user_deletes_their_counts(database: SqliteDatabase) -> None:
     record(database, asked("alice", 1), asked("bob", 1))
     age(database, 5)
     record(database, asked("alice", 1))
@@ -108,7 +111,7 @@ def test_deleting_the_questions_of_a_user_deletes_their_counts(database: Databas
     assert count(database, 1) == 0
 
 
-def test_deleting_a_collection_deletes_its_counts(database: Database) -> None:
+def test_deleting_a_collection_deletes_its_counts(database: SqliteDatabase) -> None:
     record(database, asked("alice", 1, 2))
     database.writing(lambda db: collections.delete(db, 1))
     assert (count(database, 1), count(database, 2)) == (0, 1)
@@ -125,8 +128,10 @@ def test_deleting_a_collection_deletes_its_counts(database: Database) -> None:
         (OPERATOR, True, "SEARCH responses USING INDEX responses_by_rating (rated_us<?)"),
     ],
 )
-def test_a_page_is_read_in_the_order_of_an_index(database: Database, caller: Caller, rated: bool, index: str) -> None:
-    def plan(db: sqlite3.Connection) -> list[str]:
+def test_a_page_is_read_in_the_order_of_an_index(
+    database: SqliteDatabase, caller: Caller, rated: bool, index: str
+) -> None:
+    def plan(db: SqliteSession) -> list[str]:
         statements: list[str] = []
         db.set_trace_callback(statements.append)
         logged_queries.listed(db, caller, QueryFilter(), 10**16, rated=rated)
@@ -138,11 +143,11 @@ def test_a_page_is_read_in_the_order_of_an_index(database: Database, caller: Cal
     assert not any("TEMP B-TREE" in step for step in more)
 
 
-def test_ratings_of_one_moment_have_different_positions(database: Database) -> None:
+def test_ratings_of_one_moment_have_different_positions(database: SqliteDatabase) -> None:
     one, two = asked("alice"), asked("alice")
     record(database, one, two)
 
-    def both(db: sqlite3.Connection) -> None:
+    def both(db: Session) -> None:
         for query in (one, two):
             queries.rate(db, query.id, ALICE, "thumbs_up", None)
             db.execute("UPDATE responses SET rated_us = ? WHERE query = ?", (2**52, one.id))
@@ -155,7 +160,7 @@ def test_ratings_of_one_moment_have_different_positions(database: Database) -> N
 # --- earlier versions
 
 
-def old_records(folder: Path, version: int) -> sqlite3.Connection:
+def old_records(folder: Path, version: int) -> SqliteSession:
     """Records as an earlier schema version wrote them: four questions to one collection, of four ages."""
     db = connect(folder / NAME)
     migrate(db, MIGRATIONS[:version])
@@ -177,7 +182,7 @@ def old_records(folder: Path, version: int) -> sqlite3.Connection:
 @pytest.mark.parametrize("version", [1, 2])
 def test_questions_of_an_earlier_version_are_counted_and_listed(tmp_path: Path, version: int) -> None:
     old_records(tmp_path, version).close()
-    with closing(Database.open(tmp_path)) as database:
+    with closing(SqliteDatabase.open(tmp_path)) as database:
         assert (count(database, 7), count(database, 7, "alice"), count(database, 7, "bob")) == (3, 3, 0)
         database.writing(lambda db: queries.forget(db, 7))
         assert count(database, 7) == 3
@@ -215,7 +220,7 @@ def test_answers_of_the_version_before_verdicts_are_listed_without(tmp_path: Pat
     new = msgspec.structs.replace(
         query_record("new", "alice"), faithfulness=0.5, verdicts={"supported": 1, "partly": 2}
     )
-    with closing(Database.open(tmp_path)) as database:
+    with closing(SqliteDatabase.open(tmp_path)) as database:
         database.writing(lambda db: queries.record(db, new))
         found = database.reading(lambda db: logged_queries.listed(db, ALICE, QueryFilter()))
     assert [(one.entry.id, one.entry.faithfulness, one.entry.verdicts) for one in found] == [
@@ -250,7 +255,7 @@ def test_entries_of_the_version_before_groups_are_for_keys_with_the_rights_of_al
         Caller(user="token", groups=("staff",)),
         Caller(user="chief", groups=("staff",)),
     ]
-    with closing(Database.open(tmp_path)) as database:
+    with closing(SqliteDatabase.open(tmp_path)) as database:
         found = [
             bool(database.reading(lambda db, by=by: logged_queries.listed(db, by, QueryFilter())))  # type: ignore[misc]
             for by in readers
@@ -263,7 +268,7 @@ def test_entries_of_the_version_before_groups_are_for_keys_with_the_rights_of_al
 @pytest.mark.parametrize("version", [1, 2])
 def test_feedback_and_outcomes_of_an_earlier_version_are_found(tmp_path: Path, version: int) -> None:
     old_records(tmp_path, version).close()
-    with closing(Database.open(tmp_path)) as database:
+    with closing(SqliteDatabase.open(tmp_path)) as database:
         rated = database.reading(lambda db: logged_queries.listed(db, OPERATOR, QueryFilter(), rated=True))
         assert [(one.entry.id, one.rated_us) for one in rated] == [
             ("new", round(MIDNIGHT * 1_000_000)),
@@ -287,7 +292,7 @@ def test_entries_of_the_version_before_sharing_are_read_and_can_be_shared(tmp_pa
         db.execute(f"INSERT INTO responses VALUES ({', '.join('?' * len(answer))})", answer)
         db.execute("INSERT INTO retrievals VALUES ('old', 1, 'c', 'd', 1, 1, 1, 1)")
         db.execute("INSERT INTO citations VALUES ('old', 0, 1, 'c', 'd', 'That.')")
-    with closing(Database.open(tmp_path)) as database:
+    with closing(SqliteDatabase.open(tmp_path)) as database:
         found = database.reading(lambda db: logged_queries.detail(db, ALICE, "old"))
         assert found is not None
         assert (found.query.shared, found.sentences, found.withheld, found.own) == (False, None, True, True)
@@ -298,11 +303,11 @@ def test_entries_of_the_version_before_sharing_are_read_and_can_be_shared(tmp_pa
         assert database.reading(lambda db: logged_queries.detail(db, BOB, "old")) is None, "its document is gone"
 
 
-def test_an_entry_of_the_version_before_recorded_turns_rests_on_all_turns_before_it(database: Database) -> None:
+def test_an_entry_of_the_version_before_recorded_turns_rests_on_all_turns_before_it(database: SqliteDatabase) -> None:
     first, second = (msgspec.structs.replace(asked("alice"), conversation="talk") for _ in range(2))
     record(database, first, second)
 
-    def older(db: sqlite3.Connection) -> None:
+    def older(db: Session) -> None:
         db.execute("UPDATE queries SET earlier_passages = NULL")
         db.execute("INSERT INTO retrievals VALUES (?, 1, 'chunk', 'deleted', 1, 1, 1, 1)", (first.id,))
 
@@ -315,7 +320,7 @@ def test_an_entry_of_the_version_before_recorded_turns_rests_on_all_turns_before
 
 
 def test_an_answer_that_rests_on_an_erased_document_is_erased_also_if_the_turn_that_found_it_is_forgotten(
-    database: Database,
+    database: SqliteDatabase,
 ) -> None:
     later = msgspec.structs.replace(asked("alice"), conversation="talk")
     record(database, later, asked("alice"))
@@ -348,7 +353,7 @@ async def test_the_turns_that_a_model_reads_rest_on_a_limited_number_of_passages
 
 
 @pytest.mark.parametrize(("length", "kept"), [(100, True), (queries.MAX_SENTENCES_BYTES, False)])
-def test_very_long_lists_of_sentences_are_not_kept(database: Database, length: int, kept: bool) -> None:
+def test_very_long_lists_of_sentences_are_not_kept(database: SqliteDatabase, length: int, kept: bool) -> None:
     sentence = SentenceView(
         start=0, end=length, text="x" * length, verdict="supported", support=1.0, reason=None, citations=(), doubted=()
     )
@@ -359,12 +364,12 @@ def test_very_long_lists_of_sentences_are_not_kept(database: Database, length: i
     assert found.sentences == ((sentence,) if kept else None)
 
 
-def test_guests_neither_share_nor_read_what_is_shared(database: Database) -> None:
+def test_guests_neither_share_nor_read_what_is_shared(database: SqliteDatabase) -> None:
     one, of_guest = asked("alice"), asked(queries.GUEST)
     record(database, one, of_guest)
     named_guest = Caller(user=queries.GUEST)
 
-    def shared(db: sqlite3.Connection) -> list[bool]:
+    def shared(db: Session) -> list[bool]:
         mine = queries.share(db, ALICE, one.id, shared=True)
         return [mine, *(queries.share(db, by, of_guest.id, shared=True) for by in (Caller(), named_guest))]
 

@@ -1,10 +1,9 @@
 """`index rebuild` with another embedder: all vectors are replaced, or none."""
 
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -21,7 +20,8 @@ from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Caller, Chunking, NewDocument, Parsed
 from anabranch.knowledge.parse import ParseLimits, parse
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.database import Session
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.knowledge.search import Searcher
 from anabranch.testing.fakes import FakeEmbedder
 
@@ -49,7 +49,7 @@ class FailingEmbedder(FakeEmbedder):
 
 
 @pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
+async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
     """Ten documents, embedded with the old embedder."""
 
     async def parsed(data: bytes, name: str | None, media_type: str | None) -> Parsed:
@@ -58,7 +58,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
     async def fetched(url: str) -> Fetched:
         raise NotImplementedError
 
-    opened = Database.open(tmp_path)
+    opened = SqliteDatabase.open(tmp_path)
     room = room_of(opened, tmp_path, OLD)
     await room.create_collection(OPERATOR, "numbers", chunking=Chunking(strategy="fixed", size=50, overlap=0))
     arrived = [NewDocument(source="text", data=f"The number is word{n}.".encode(), title=str(n)) for n in range(10)]
@@ -70,7 +70,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
         yield opened
 
 
-def room_of(database: Database, folder: Path, embedder: FakeEmbedder) -> Knowledge:
+def room_of(database: SqliteDatabase, folder: Path, embedder: FakeEmbedder) -> Knowledge:
     reader = IndexReader(Generations(folder / "index"))
     return Knowledge(
         database=database, reader=reader, searcher=Searcher(database, reader, embedder, None), embedder=embedder
@@ -81,11 +81,11 @@ async def best(room: Knowledge, text: str) -> str:
     return (await room.search(Query(text=text, limit=1, similarity_threshold=0.0), OPERATOR))[0].title
 
 
-def sizes(database: Database) -> set[int]:
+def sizes(database: SqliteDatabase) -> set[int]:
     return database.reading(lambda db: {row[0] for row in db.execute("SELECT length(vector) FROM embeddings")})
 
 
-def tables(database: Database) -> set[str]:
+def tables(database: SqliteDatabase) -> set[str]:
     return database.reading(lambda db: {row[0] for row in db.execute("SELECT name FROM sqlite_master")})
 
 
@@ -93,12 +93,14 @@ def silent(done: int, total: int) -> None: ...
 
 
 async def reembed(
-    database: Database, embedder: Embedder, folder: Path, progress: Callable[[int, int], None] = silent
+    database: SqliteDatabase, embedder: Embedder, folder: Path, progress: Callable[[int, int], None] = silent
 ) -> int:
     return await writer.reembed(database, embedder, Generations(folder / "index"), progress, batch_size=4)
 
 
-async def test_a_rebuild_with_another_embedder_embeds_every_chunk_again(database: Database, tmp_path: Path) -> None:
+async def test_a_rebuild_with_another_embedder_embeds_every_chunk_again(
+    database: SqliteDatabase, tmp_path: Path
+) -> None:
     heard: list[tuple[int, int]] = []
     generations = Generations(tmp_path / "index")
     done = await reembed(database, NEW, tmp_path, lambda *at: heard.append(at))
@@ -115,7 +117,7 @@ async def test_a_rebuild_with_another_embedder_embeds_every_chunk_again(database
     assert (await room.collection(OPERATOR, "numbers")).collection.settings.embedding_model == NEW.name
 
 
-async def test_an_open_reader_reloads_everything_after_a_rebuild(database: Database, tmp_path: Path) -> None:
+async def test_an_open_reader_reloads_everything_after_a_rebuild(database: SqliteDatabase, tmp_path: Path) -> None:
     reader = IndexReader(Generations(tmp_path / "index"))
     before = Searcher(database, reader, OLD, None)
     asked = Query(text="word5", limit=1, similarity_threshold=0.0)
@@ -127,7 +129,7 @@ async def test_an_open_reader_reloads_everything_after_a_rebuild(database: Datab
 
 @pytest.mark.parametrize("end", [Killed(), EmbeddingFailed("No luck today.")])
 async def test_a_rebuild_that_fails_halfway_changes_nothing(
-    database: Database, tmp_path: Path, end: BaseException
+    database: SqliteDatabase, tmp_path: Path, end: BaseException
 ) -> None:
     with pytest.raises(type(end)):
         await reembed(database, FailingEmbedder(end), tmp_path)
@@ -135,21 +137,21 @@ async def test_a_rebuild_that_fails_halfway_changes_nothing(
     assert "embeddings_next" not in tables(database)
 
 
-async def assert_old(database: Database, folder: Path) -> None:
+async def assert_old(database: SqliteDatabase, folder: Path) -> None:
     assert database.reading(documents.embedder) == (OLD.name, 128)
     assert sizes(database) == {128 * 4}
     assert await best(room_of(database, folder, OLD), "word7") == "7"
 
 
-class KilledDatabase(Database):
+class KilledDatabase(SqliteDatabase):
     """The process is killed in a transaction: neither it nor any later one is committed."""
 
     def __init__(self, folder: Path, *, survives: int) -> None:
         super().__init__(folder)
         self._survives = survives
 
-    def writing(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False) -> T:
-        def killed(db: sqlite3.Connection) -> T:
+    def writing(self, work: Callable[[Any], T], *, deleting: bool = False, ordered: bool = True) -> T:
+        def killed(db: Session) -> T:
             work(db)
             raise Killed
 
@@ -159,7 +161,7 @@ class KilledDatabase(Database):
 
 @pytest.mark.parametrize("survives", [1, 2, 4], ids=["first batch", "second batch", "swap"])
 async def test_a_rebuild_killed_in_a_transaction_keeps_the_old_vectors(
-    database: Database, tmp_path: Path, survives: int
+    database: SqliteDatabase, tmp_path: Path, survives: int
 ) -> None:
     """The table of new vectors stays behind, and the next rebuild starts over."""
     killed = KilledDatabase(tmp_path, survives=survives)
@@ -172,7 +174,7 @@ async def test_a_rebuild_killed_in_a_transaction_keeps_the_old_vectors(
     assert sizes(database) == {64 * 4}
 
 
-async def test_a_document_deleted_during_a_rebuild_stays_deleted(database: Database, tmp_path: Path) -> None:
+async def test_a_document_deleted_during_a_rebuild_stays_deleted(database: SqliteDatabase, tmp_path: Path) -> None:
     room = room_of(database, tmp_path, OLD)
     (first, *_), _ = await room.documents(OPERATOR, "numbers", 0, 1)
 
@@ -186,14 +188,14 @@ async def test_a_document_deleted_during_a_rebuild_stays_deleted(database: Datab
 
 
 async def test_a_rebuild_refuses_chunks_longer_than_the_new_embedders_window(
-    database: Database, tmp_path: Path
+    database: SqliteDatabase, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"10 chunks are longer than the 3 tokens .* again with a smaller"):
         await reembed(database, FakeEmbedder(dimensions=64, window=3), tmp_path)
     await assert_old(database, tmp_path)
 
 
-async def test_a_rebuild_without_documents_forgets_the_embedder(database: Database, tmp_path: Path) -> None:
+async def test_a_rebuild_without_documents_forgets_the_embedder(database: SqliteDatabase, tmp_path: Path) -> None:
     room = room_of(database, tmp_path, OLD)
     await room.delete_collection(OPERATOR, "numbers")
     assert await reembed(database, NEW, tmp_path) == 0

@@ -17,42 +17,33 @@ import pytest
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.rights import Rights
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import backup, database, documents, keys, logged_queries, queries
-from anabranch.knowledge.records.database import (
-    NAME,
-    RETRIES,
-    RETRY_S,
-    Database,
-    StoreFailed,
-    connect,
-    made_at,
-    migrate,
-    new_id,
-)
+from anabranch.knowledge.records import backup, documents, keys, logged_queries, queries, sqlite
+from anabranch.knowledge.records.database import Session, StoreFailed, made_at, new_id
 from anabranch.knowledge.records.logged_queries import QueryFilter
 from anabranch.knowledge.records.schema import KEY_RIGHTS, MIGRATIONS
+from anabranch.knowledge.records.sqlite import NAME, RETRIES, RETRY_S, SqliteDatabase, connect, migrate
 from support.knowledge_fixtures import OPERATOR, workshop
 
 
 def test_opening_the_records_twice_changes_nothing_and_keeps_them_private(tmp_path: Path) -> None:
-    Database.open(tmp_path).close()
+    SqliteDatabase.open(tmp_path).close()
     before = (tmp_path / NAME).stat().st_size
-    Database.open(tmp_path).close()
+    SqliteDatabase.open(tmp_path).close()
     assert (tmp_path / NAME).stat().st_size == before
     assert (tmp_path / NAME).stat().st_mode & 0o077 == 0
 
 
 def test_records_of_a_newer_schema_version_are_refused(tmp_path: Path) -> None:
-    Database.open(tmp_path).close()
+    SqliteDatabase.open(tmp_path).close()
     with sqlite3.connect(tmp_path / NAME) as db:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     db.close()
     with pytest.raises(ConfigurationError, match="Update Anabranch"):
-        Database.open(tmp_path)
+        SqliteDatabase.open(tmp_path)
 
 
 def test_a_failed_migration_is_rolled_back(tmp_path: Path) -> None:
-    Database.open(tmp_path).close()
+    SqliteDatabase.open(tmp_path).close()
     broken = (*MIGRATIONS, "CREATE TABLE extra (a);\nINSERT INTO nowhere VALUES (1);")
     connection = connect(tmp_path / NAME)
     with pytest.raises(sqlite3.OperationalError):
@@ -66,13 +57,13 @@ def test_a_failed_migration_is_rolled_back(tmp_path: Path) -> None:
 def test_a_damaged_records_file_is_a_configuration_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
     with pytest.raises(ConfigurationError, match="AGGREGATOR_DATA_DIR"):
-        Database.open(tmp_path)
+        SqliteDatabase.open(tmp_path)
 
 
 def test_a_failed_write_transaction_is_rolled_back(tmp_path: Path) -> None:
-    database = Database.open(tmp_path)
+    database = SqliteDatabase.open(tmp_path)
 
-    def half(db: sqlite3.Connection) -> None:
+    def half(db: Session) -> None:
         db.execute("INSERT INTO facts VALUES ('half', 'done')")
         raise ValueError("broke")
 
@@ -85,10 +76,10 @@ def test_a_failed_write_transaction_is_rolled_back(tmp_path: Path) -> None:
 
 
 def test_closing_waits_for_threads_that_still_read(tmp_path: Path) -> None:
-    database = Database.open(tmp_path)
+    database = SqliteDatabase.open(tmp_path)
     reads, goes_on, closed = Event(), Event(), Event()
 
-    def slow(db: sqlite3.Connection) -> list[sqlite3.Row]:
+    def slow(db: Session) -> list[sqlite3.Row]:
         reads.set()
         assert goes_on.wait(10)
         assert not closed.is_set()
@@ -112,7 +103,7 @@ def test_closing_waits_for_threads_that_still_read(tmp_path: Path) -> None:
 
 
 def test_a_locked_database_is_tried_four_times_and_then_fails(tmp_path: Path) -> None:
-    database = Database.open(tmp_path)
+    database = SqliteDatabase.open(tmp_path)
     database.writing(lambda db: db.execute("INSERT INTO facts VALUES ('before', '')"))
     with database._connection() as own:
         own.execute("PRAGMA busy_timeout = 0")  # SQLite's own wait comes before each attempt
@@ -147,7 +138,7 @@ def test_a_locked_database_is_tried_four_times_and_then_fails(tmp_path: Path) ->
     ],
 )
 def test_lookups_use_an_index(tmp_path: Path, query: str, index: str) -> None:
-    database = Database.open(tmp_path)
+    database = SqliteDatabase.open(tmp_path)
     plan = database.reading(lambda db: [row["detail"] for row in db.execute(f"EXPLAIN QUERY PLAN {query}")])
     database.close()
     assert any(index in step for step in plan), plan
@@ -172,8 +163,8 @@ WRITER = """
 import sys
 import time
 from pathlib import Path
-from anabranch.knowledge.records.database import Database
-database = Database.open(Path(sys.argv[1]))
+from anabranch.knowledge.records.sqlite import SqliteDatabase
+database = SqliteDatabase.open(Path(sys.argv[1]))
 for number in range(100):
     database.writing(lambda db: db.execute("INSERT INTO changes (op, document, at) VALUES ('update', 1, 0)"))
 database.close()
@@ -181,10 +172,10 @@ database.close()
 
 
 def test_concurrent_writes_of_several_processes_are_all_kept(tmp_path: Path) -> None:
-    Database.open(tmp_path).close()
+    SqliteDatabase.open(tmp_path).close()
     running = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)]) for _ in range(3)]
     assert [process.wait(30) for process in running] == [0, 0, 0]
-    database = Database.open(tmp_path)
+    database = SqliteDatabase.open(tmp_path)
     assert database.reading(lambda db: db.execute("SELECT count(*), max(seq) FROM changes").fetchone()[:]) == (300, 300)
     database.close()
 
@@ -199,6 +190,7 @@ async def test_a_backup_during_ingestion_is_consistent(tmp_path: Path) -> None:
 
         await shop.put("First eats fish.")
         ingesting = asyncio.create_task(ingest())
+        assert isinstance(shop.database, SqliteDatabase)
         await asyncio.to_thread(backup.back_up, shop.database, tmp_path / "copy.sqlite")
         await ingesting
     (tmp_path / "other").mkdir()
@@ -214,7 +206,7 @@ def test_a_backup_does_not_begin_again_with_each_write(tmp_path: Path, monkeypat
     """A busy server writes more often than a large backup could begin again."""
     folder, left = tmp_path / "data", []
     filling = "INSERT INTO facts VALUES (?, hex(randomblob(4000000)))"
-    with closing(Database.open(folder)) as records, closing(Database.open(folder)) as server:
+    with closing(SqliteDatabase.open(folder)) as records, closing(SqliteDatabase.open(folder)) as server:
         records.writing(lambda db: db.execute(filling, ("first",)))
 
         def copied(_status: int, remaining: int, _pages: int) -> None:
@@ -222,7 +214,7 @@ def test_a_backup_does_not_begin_again_with_each_write(tmp_path: Path, monkeypat
             assert left == sorted(left, reverse=True)
             server.writing(lambda db: db.execute(filling, (f"{remaining}",)))
 
-        monkeypatch.setattr(database, "_copied", copied)
+        monkeypatch.setattr(sqlite, "_copied", copied)
         backup.back_up(records, tmp_path / "copy.sqlite")
     assert len(left) > 1
     with closing(sqlite3.connect(tmp_path / "copy.sqlite")) as copy:
@@ -230,7 +222,7 @@ def test_a_backup_does_not_begin_again_with_each_write(tmp_path: Path, monkeypat
 
 
 def test_vectors_of_another_embedder_are_refused(tmp_path: Path) -> None:
-    database = Database.open(tmp_path)
+    database = SqliteDatabase.open(tmp_path)
     database.writing(lambda db: documents.require_embedder(db, "one", 384))
     for name, dimensions in (("two", 384), ("one", 768)):
         with pytest.raises(ConfigurationError, match="index rebuild"):
@@ -246,7 +238,7 @@ def test_keys_of_the_version_before_rights_keep_all_of_them(tmp_path: Path) -> N
         for name, operator in (("old", 0), ("chief", 1)):
             hashed = sha256(f"ab_{name}".encode()).hexdigest()
             db.execute("INSERT INTO keys VALUES (?, ?, ?, '[]', ?, '', 1.0, NULL)", (name, hashed, name, operator))
-    with closing(Database.open(tmp_path)) as database:
+    with closing(SqliteDatabase.open(tmp_path)) as database:
         old, chief = (database.reading(lambda db, s=s: keys.find(db, s)) for s in ("ab_old", "ab_chief"))  # type: ignore[misc]
     assert old is not None
     assert chief is not None
@@ -256,7 +248,7 @@ def test_keys_of_the_version_before_rights_keep_all_of_them(tmp_path: Path) -> N
 
 
 def test_a_key_is_valid_until_it_expires_and_its_earlier_secret_until_the_overlap_ends(tmp_path: Path) -> None:
-    with closing(Database.open(tmp_path)) as database:
+    with closing(SqliteDatabase.open(tmp_path)) as database:
         now = time.time()
         key, first = database.writing(lambda db: keys.create(db, user="alice", expires_at=now + 1_000))
         rotated = database.writing(lambda db: keys.rotate(db, key.id, 100))
@@ -283,7 +275,7 @@ def test_a_restricted_key_reads_only_questions_asked_with_keys_restricted_at_lea
     def caller(*collections: int) -> Caller:
         return Caller(user="alice", rights=Rights(collections=collections or None))
 
-    with closing(Database.open(tmp_path)) as database:
+    with closing(SqliteDatabase.open(tmp_path)) as database:
         for name, within in (("all", None), ("one", (1,)), ("both", (1, 2))):
             asked = queries.QueryRecord(id=name, user="alice", original="?", top_k=1, key_collections=within)
             database.writing(lambda db, asked=asked: queries.record(db, asked))  # type: ignore[misc]
@@ -295,7 +287,7 @@ def test_a_restricted_key_reads_only_questions_asked_with_keys_restricted_at_lea
 
 
 def test_api_keys_are_stored_as_hashes_and_can_be_revoked(tmp_path: Path) -> None:
-    database = Database.open(tmp_path)
+    database = SqliteDatabase.open(tmp_path)
     key, secret = database.writing(lambda db: keys.create(db, user="alice", groups=("staff",)))
     assert database.reading(lambda db: keys.find(db, secret)) == key
     assert (key.user, key.groups, key.operator) == ("alice", ("staff",), False)
@@ -333,7 +325,7 @@ def asked(user: str, **more: object) -> queries.QueryRecord:
 
 
 def test_query_log_belongs_to_its_user_and_can_be_deleted(tmp_path: Path) -> None:
-    database = Database.open(tmp_path)
+    database = SqliteDatabase.open(tmp_path)
     hers, his = asked("alice"), asked("bob")
     for one in (hers, his):
         database.writing(lambda db, one=one: queries.record(db, one))  # type: ignore[misc]

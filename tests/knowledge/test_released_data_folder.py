@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.knowledge.records.database import connect
 from anabranch.knowledge.records.schema import MIGRATIONS
+from anabranch.knowledge.records.sqlite import NAME, connect
 from support.knowledge_fixtures import ALICE, BOB, OPERATOR, Workshop, workshop
 
 ARCHIVE = Path(__file__).parent / "data" / "data_folder_0.1.0.zip"
@@ -35,7 +35,7 @@ async def test_collections_documents_keys_and_endpoints_of_version_0_1_0_are_rea
     assert (key.user, key.groups, key.note) == ("alice", ("staff",), "laptop")
     published = [(one.path, one.collection_name) for one in await released.room.published()]
     assert published == [("kay/handbook", "handbook")]
-    assert connect(released.database.path).execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
+    assert connect(released.folder / NAME).execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
 
 
 async def test_a_data_folder_of_version_0_1_0_is_searched_with_its_index(released: Workshop) -> None:

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from support.crash_scenarios import COLLECTION, Client, client, variables
 from support.server_process import serving
 
@@ -39,7 +39,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> As
     """For all tests, so each has an animal of its own."""
     home = tmp_path_factory.mktemp("pair")
     folder = home / "data"
-    database = Database.open(folder)
+    database = SqliteDatabase.open(folder)
     stranger = database.writing(lambda db: keys.create(db, user="stranger"))[1]
     database.close()
     given: Any = {"home": home, "variables": variables(folder, models_dir)}

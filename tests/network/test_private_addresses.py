@@ -12,7 +12,7 @@ import pytest
 from anabranch.domain.model import Endpoint
 from anabranch.entrypoints.cli.resources import alone
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.network.outbound import REFUSED, AiohttpOutbound
 from anabranch.policies.breaker import Policy, Upstreams
 from anabranch.testing import ManualClock, Recorder
@@ -40,7 +40,7 @@ async def inside() -> AsyncIterator[Canary]:
 @pytest.fixture
 def secrets(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Keys to a server that starts no indexer, as the lock is taken: there is nothing to index."""
-    with closing(Database.open(tmp_path / "data")) as database:
+    with closing(SqliteDatabase.open(tmp_path / "data")) as database:
         made = {
             who: database.writing(partial(keys.create, user=who, operator=who == "root"))[1]
             for who in ("alice", "root")

@@ -20,7 +20,7 @@ from anabranch.app.indexer import indexer
 from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.cli.resources import alone, is_indexed
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.testing.http_server import HttpServer
 from conftest import LOCAL, PATIENT, Server, SseEvent, parse_sse, running
 
@@ -150,7 +150,7 @@ def _settings(folder: Path, models_dir: Path, given: Mapping[str, Any]) -> Setti
 
 @asynccontextmanager
 async def _library(folder: Path, settings: Settings, timing: Timing = Timing()) -> AsyncIterator[Library]:
-    database = Database.open(folder)
+    database = SqliteDatabase.open(folder)
     try:
         secrets = {name: _secret(database, user=name, groups=groups) for name, groups in PEOPLE.items()}
         secrets["root"] = _secret(database, user="root", operator=True)
@@ -160,7 +160,7 @@ async def _library(folder: Path, settings: Settings, timing: Timing = Timing()) 
         yield Library(server, folder, secrets)
 
 
-def _secret(database: Database, **given: Any) -> str:
+def _secret(database: SqliteDatabase, **given: Any) -> str:
     return database.writing(lambda db: keys.create(db, **given))[1]
 
 

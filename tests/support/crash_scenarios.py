@@ -16,7 +16,7 @@ from anabranch.domain.model import Filters
 from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from support.server_process import Program, serving
 
 Victim = Literal["everything", "indexer", "server"]
@@ -231,7 +231,7 @@ async def all_found(caller: Client, found: Mapping[str, str], stale: set[str]) -
 
 def chunk_keys(folder: Path) -> tuple[set[int], list[int]]:
     """The living chunks of the records, and those that can be reached through the index as a new reader sees it."""
-    database = Database.open(folder)
+    database = SqliteDatabase.open(folder)
     try:
         reader = IndexReader(Generations(folder / "index"))
         view = database.reading(lambda db: reader.view(db, Filters(), Caller(operator=True)))
@@ -248,7 +248,7 @@ def chunk_keys(folder: Path) -> tuple[set[int], list[int]]:
 
 def is_folded(folder: Path) -> bool:
     """Whether the index has everything that the records have."""
-    database = Database.open(folder)
+    database = SqliteDatabase.open(folder)
     try:
         last = database.reading(lambda db: db.execute("SELECT coalesce(max(key), 0) FROM chunks").fetchone()[0])
     finally:

@@ -16,7 +16,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.cli.resources import alone
 from anabranch.knowledge.model import Caller, NewDocument, Permissions
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from conftest import LOCAL, Server, running
 
 PUBLIC = Permissions(visibility="public")
@@ -164,7 +164,7 @@ async def seed(folder: Path, models_dir: Path) -> Seeded:
 
 def new_key(folder: Path, **given: Any) -> tuple[str, str]:
     """A key's id and its secret."""
-    database = Database.open(folder)
+    database = SqliteDatabase.open(folder)
     try:
         key, secret = database.writing(lambda db: keys.create(db, **given))
         return key.id, secret
@@ -173,7 +173,7 @@ def new_key(folder: Path, **given: Any) -> tuple[str, str]:
 
 
 def logged(folder: Path, column: str, value: str) -> list[dict[str, Any]]:
-    database = Database.open(folder)
+    database = SqliteDatabase.open(folder)
     try:
         wanted = f"SELECT * FROM queries JOIN responses ON responses.query = queries.id WHERE {column} = ?"
         return database.reading(lambda db: [dict(row) for row in db.execute(wanted, (value,))])

@@ -1,6 +1,7 @@
 """Knowledge in this process with an indexer that tests run step by step, and sample records."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +18,17 @@ from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Caller, Chunking, DefaultVisibility, NewDocument, Parsed, Permissions
 from anabranch.knowledge.parse import ParseLimits, parse
 from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.postgres import PostgresDatabase
 from anabranch.knowledge.records.queries import QueryRecord
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.knowledge.search import Searcher
 from anabranch.models.factory import LocalEmbedder
 from anabranch.testing import FakeEmbedder
+from support.postgres_server import shared_postgres
 
+# "postgres": records of tests are in PostgreSQL.
+RECORDS = "ANABRANCH_TEST_RECORDS"
+DATABASES: dict[str, str] = {}
 OPERATOR = Caller(operator=True)
 ALICE = Caller(user="alice", groups=("staff",))
 BOB = Caller(user="bob")
@@ -58,10 +65,11 @@ class Workshop:
         pages: Mapping[str, bytes] | None = None,
         default_visibility: DefaultVisibility | None = "public",
         limits: Mapping[str, Limit] | None = None,
+        database: Database | None = None,
     ) -> None:
         self.folder = folder
         self.embedder = embedder or FakeEmbedder()
-        self.database = Database.open(folder)
+        self.database = database or SqliteDatabase.open(folder)
         self.generations = Generations(folder / "index")
         self.reader = IndexReader(self.generations)
         self.writer = IndexWriter(self.database, self.generations, self.embedder.name)
@@ -108,6 +116,15 @@ class Workshop:
         return [passage.title for passage in await self.find(question, caller, **more)]
 
 
+def postgres_records(folder: Path) -> Database:
+    """The records of a folder in a database of their own."""
+    server = shared_postgres()
+    name = folder.resolve().as_posix()
+    if name not in DATABASES:
+        DATABASES[name] = server.create_database()
+    return PostgresDatabase.open(DATABASES[name])
+
+
 def text(content: str, permissions: Permissions | None = None, **more: Any) -> NewDocument:
     name = content.split(maxsplit=1)[0]
     return NewDocument(source="text", data=content.encode(), title=name, identity=name, permissions=permissions, **more)
@@ -115,6 +132,9 @@ def text(content: str, permissions: Permissions | None = None, **more: Any) -> N
 
 @asynccontextmanager
 async def workshop(folder: Path, **more: Any) -> AsyncIterator[Workshop]:
+    """What `make test-postgres` sets decides where the records are."""
+    if os.environ.get(RECORDS) == "postgres" and "database" not in more:
+        more["database"] = postgres_records(folder)
     opened = Workshop(folder, **more)
     try:
         yield opened

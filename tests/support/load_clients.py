@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from support.metrics_scrape import Scraped, scrape
 from support.server_process import Program, serving
 
@@ -208,7 +208,7 @@ async def crowd(
 
 
 def _secrets(folder: Path, people: int) -> dict[str, str]:
-    database = Database.open(folder)
+    database = SqliteDatabase.open(folder)
     try:
         made = (f"person-{number}" for number in range(people))
         return {user: database.writing(lambda db, user=user: keys.create(db, user=user))[1] for user in made}  # type: ignore[misc]

@@ -12,7 +12,7 @@ import aiohttp
 from anabranch.app.event_streams import Timing
 from anabranch.configuration.settings import Settings
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from conftest import Server, running
 
 
@@ -129,7 +129,7 @@ async def desk(
 
 
 def _keys(folder: Path, people: Sequence[str]) -> dict[str, str]:
-    database = Database.open(folder)
+    database = SqliteDatabase.open(folder)
     try:
         return {who: database.writing(partial(keys.create, user=who))[1] for who in people}
     finally:

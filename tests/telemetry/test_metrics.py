@@ -49,7 +49,7 @@ from anabranch.domain.signals import (
 )
 from anabranch.entrypoints.cli import resources
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.telemetry.log import configured_log
 from anabranch.telemetry.metrics import CombinedTelemetry, Metrics
 from anabranch.testing import ManualClock, Space
@@ -473,7 +473,7 @@ async def test_metrics_need_a_key_unless_the_request_is_local(server: Server, he
 async def test_only_an_operators_key_may_read_metrics(
     serve: Serve, space: Space, tmp_path: Path, auth: str, operator: bool, status: int
 ) -> None:
-    database = Database.open(tmp_path / "data")
+    database = SqliteDatabase.open(tmp_path / "data")
     alice = database.writing(lambda db: keys.create(db, user="alice"))[1]
     secret = database.writing(lambda db: keys.create(db, user="prometheus", operator=operator))[1]
     database.close()

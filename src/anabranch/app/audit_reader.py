@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from anabranch.app.background import background
-from anabranch.app.knowledge_opener import folder_of
+from anabranch.app.records import open_records
 from anabranch.app.startup import COLLECTOR_REPLY_BYTES, outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import AuditRecord
@@ -17,7 +17,7 @@ from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
 from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records.database import Database, Session
 from anabranch.telemetry.log import Log, audit_fields
 
 BATCH = 500
@@ -92,7 +92,7 @@ class AuditReader:
         return ""
 
 
-def _unread(db: Connection, reader: str) -> list[AuditRecord]:
+def _unread(db: Session, reader: str) -> list[AuditRecord]:
     seq = audit.passed_on(db, reader)
     return audit.after(db, seq, BATCH) if seq != audit.head(db).seq else []
 
@@ -101,7 +101,7 @@ def _unread(db: Connection, reader: str) -> list[AuditRecord]:
 async def reading_audit_log(settings: Settings, log: Log, timing: AuditTiming = USUAL) -> AsyncIterator[None]:
     """Read the audit log of the data folder meanwhile."""
     async with AsyncExitStack() as leaving:
-        database = Database.open(folder_of(settings))
+        database = open_records(settings)
         leaving.callback(database.close)
         reader = AuditReader(database, log, settings.audit_days, timing)
         receivers = [Receiver("log", reader.log_lines)]

@@ -9,16 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of, stores_of
+from anabranch.app.knowledge_opener import KnowledgeOpener, stores_of
 from anabranch.app.recording_folder import PREFIX as RECORDING
 from anabranch.app.recording_folder import ids_in, repeats_turns
+from anabranch.app.records import folder_of, node_of
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import AnabranchError
 from anabranch.knowledge.disk import RESERVE_BYTES, free_bytes, reserve_bytes, reserve_released
 from anabranch.knowledge.model import Erased
-from anabranch.knowledge.records import backup, erasures
-from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records import backup, erasures, nodes
+from anabranch.knowledge.records.database import Database, Session
 from anabranch.knowledge.records.erasures import Erasure
 from anabranch.telemetry.log import SilentTelemetry
 
@@ -70,28 +71,37 @@ def eraser_for(settings: Settings, database: Database, writer: "IndexWriter") ->
         stores.append(ErasureStore("Redis", partial(_erase_redis, settings)))
     # The last: it overwrites what the others have deleted from the records.
     stores.append(ErasureStore("free bytes of the records", partial(_erase_free_bytes, database)))
-    return Eraser(database, stores, stores_of(settings))
+    return Eraser(database, folder, stores, stores_of(settings), node_of(settings))
 
 
 class Eraser:
     """Runs the passes that are due. One that fails, or is interrupted, is run again as a whole. It leaves them to
     others if a server uses a store outside of the data folder that is not one of its own (`outside`)."""
 
-    def __init__(self, database: Database, stores: Sequence[ErasureStore], outside: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        database: Database,
+        folder: Path,
+        stores: Sequence[ErasureStore],
+        outside: Sequence[str] = (),
+        node: str = "",
+    ) -> None:
         self._outside = outside
         self._database = database
+        self._folder = folder
+        self._node = node
         self._stores = stores
 
     async def erase_due(self, step: Step = lambda _: None) -> None:
         """Run a pass if one is due; `step` is called with the name of each store."""
         at = time.time()
         found = await self._database.read(lambda db: erasures.due(db, at))
-        if not found:
+        if not found or not await self._database.read(lambda db: nodes.leads(db, self._node)):
             return
         if lacking := (await self._database.read(erasures.stores_noted)) - set(self._outside):
             await self._wait(found, ELSEWHERE.format(" and ".join(sorted(lacking))), at)
             return
-        folder, needed = self._database.path.parent, await asyncio.to_thread(self._database.bytes_to_compact)
+        folder, needed = self._folder, await asyncio.to_thread(self._database.bytes_to_compact)
         if free_bytes(folder) >= needed:
             await self._run(found, at, step)
         elif free_bytes(folder) + reserve_bytes(folder) >= needed:
@@ -112,9 +122,9 @@ class Eraser:
             reason, retry_at = " ".join(problems), time.time() + RETRY_S
             await self._write(lambda db: erasures.failed(db, found, reason, retry_at))
         else:
-            await self._write(lambda db: erasures.passed(db, found, at))
+            await self._write(lambda db: erasures.passed(db, found, at, self._node))
 
-    async def _write(self, work: Callable[[Connection], T]) -> T:
+    async def _write(self, work: Callable[[Session], T]) -> T:
         return await self._database.write(work, deleting=True)
 
     async def _erase(self, store: ErasureStore, now: ErasurePass, step: Step) -> str | None:
@@ -128,7 +138,7 @@ class Eraser:
         return None
 
 
-def _whole(found: Sequence[Erasure], db: Connection) -> Erased:
+def _whole(found: Sequence[Erasure], db: Session) -> Erased:
     """What these erasures erase together, with the documents that users have stored since."""
     wholes = [erasures.whole(db, one) for one in found]
     return Erased(
@@ -137,7 +147,7 @@ def _whole(found: Sequence[Erasure], db: Connection) -> Erased:
     )
 
 
-async def _erase_rows(database: Database, erase: Callable[[Connection, Erased], int], now: ErasurePass) -> int:
+async def _erase_rows(database: Database, erase: Callable[[Session, Erased], int], now: ErasurePass) -> int:
     return await database.write(lambda db: erase(db, now.erased), deleting=True)
 
 

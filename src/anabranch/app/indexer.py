@@ -3,11 +3,14 @@
 import asyncio
 import math
 import os
+import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -15,7 +18,7 @@ import msgspec
 from anabranch.app.audit_reader import reading_audit_log
 from anabranch.app.erasure import eraser_for
 from anabranch.app.index_scrubber import scrubbing
-from anabranch.app.knowledge_opener import folder_of, has_records
+from anabranch.app.records import folder_of, has_records, node_of, open_records
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import SERVER, acting, on_this_machine
@@ -30,7 +33,9 @@ from anabranch.knowledge.model import Unprocessable
 from anabranch.knowledge.parse import ParseLimits, Parsers
 from anabranch.knowledge.parse.confinement import APPLIED
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import NAME, Database, DiskFull
+from anabranch.knowledge.records.database import DiskFull
+from anabranch.knowledge.records.nodes import Node
+from anabranch.knowledge.records.sqlite import NAME
 from anabranch.models.factory import embedder_for
 from anabranch.policies.fair_threads import FairThreads
 from anabranch.telemetry.log import Log, configured_log
@@ -55,8 +60,8 @@ async def indexer(
 ) -> AsyncIterator[Indexer]:
     """An indexer for the data folder; the caller holds the folder's lock. `confined` gets the restrictions of the first
     parser process, and `log` what is damaged."""
-    folder = folder_of(settings)
-    database = Database.open(folder)
+    folder, node = folder_of(settings), node_of(settings)
+    database = open_records(settings)
     parsers = Parsers(
         ParseLimits(
             max_bytes=settings.max_document_bytes,
@@ -74,15 +79,32 @@ async def indexer(
             database.reading(lambda db: documents.check_embedder(db, embedder.name))
             fetch = partial(fetch_document, outbound)
             ingestion = Ingestion(database, embedder, parsers.parse, fetch, chunking.run)
-            writer = IndexWriter(database, Generations(folder / "index"), embedder.name, log)
+            writer = IndexWriter(database, Generations(folder / "index", node), embedder.name, log)
             erase = eraser_for(settings, database, writer).erase_due
             async with scrubbing(writer, settings.index_verify_interval, log):
-                yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days, erase=erase)
+                yield Indexer(
+                    database, ingestion, writer, retention_days=settings.query_log_days, erase=erase, node=_node(node)
+                )
     finally:
         await parsers.close()
         embedding.close(wait=False)
         chunking.close(wait=False)
         database.close()
+
+
+def _node(identifier: str) -> Node | None:
+    if not identifier:
+        return None
+    started_at = time.time()
+    return Node(
+        id=identifier,
+        name=socket.gethostname(),
+        version=version("anabranch"),
+        started_at=started_at,
+        seen_at=started_at,
+        seq=0,
+        erased_pass=0,
+    )
 
 
 async def fetch_document(outbound: Outbound, url: str) -> Fetched:
@@ -108,13 +130,14 @@ async def when_there_is_room(
     erase: Callable[[], Awaitable[None]] | None = None,
     least_free: int = LEAST_FREE,
     look_s: float = LOOK_S,
+    has_file: bool = True,
 ) -> None:
     """Run `work`, and again each time when it has ended because the disk was full and there is room again. It is also
     stopped when little is left, which is for those who delete: `erase` goes on."""
     while True:
         task = asyncio.ensure_future(work())
         try:
-            await _until_full(folder, task, least_free, look_s)
+            await _until_full(folder, task, least_free, look_s, has_file=has_file)
         finally:
             task.cancel()
             await asyncio.wait([task])
@@ -132,13 +155,16 @@ async def when_there_is_room(
         log.info("disk_has_room", data_dir=str(folder))
 
 
-async def _until_full(folder: Path, task: "asyncio.Future[None]", least_free: int, look_s: float) -> None:
+async def _until_full(
+    folder: Path, task: "asyncio.Future[None]", least_free: int, look_s: float, *, has_file: bool
+) -> None:
     while not task.done() and not is_nearly_full(folder, least_free):
-        try:
-            size = (folder / NAME).stat().st_size
-        except FileNotFoundError:
-            raise missing(folder) from None
-        keep_reserve(folder, size)
+        if has_file:
+            try:
+                size = (folder / NAME).stat().st_size
+            except FileNotFoundError:
+                raise missing(folder) from None
+            keep_reserve(folder, size)
         await asyncio.wait([task], timeout=look_s)
 
 
@@ -164,10 +190,13 @@ def log_missing(log: Log, restrictions: Mapping[str, str]) -> None:
 
 async def run(settings: Settings, log: Log) -> None:
     acting.set(partial(on_this_machine, "indexer", SERVER))
-    if not has_records(folder := folder_of(settings)):  # the server has made them; others in their place would be empty
+    folder = folder_of(settings)
+    if not has_records(settings):  # the server has made them; others in their place would be empty
         raise missing(folder)
     async with indexer(settings, partial(log_missing, log), log) as opened, reading_audit_log(settings, log):
-        work = asyncio.create_task(when_there_is_room(folder, opened.run, log, erase=opened.erase_due))
+        work = asyncio.create_task(
+            when_there_is_room(folder, opened.run, log, erase=opened.erase_due, has_file=settings.database_url is None)
+        )
         loop = asyncio.get_running_loop()
 
         def stop_at_end_of_input() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from anabranch.app.records import folder_of, has_records, node_of, open_records
 from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings, compared
 from anabranch.domain.audit import AuditEntry
@@ -19,7 +20,7 @@ from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.domain.model import Context, Query, Question
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.knowledge.records import collections, documents, erasures, used_settings
-from anabranch.knowledge.records.database import NAME, Database, StoreFailed
+from anabranch.knowledge.records.database import StoreFailed
 from anabranch.knowledge.records.erasures import ErasureTimes
 from anabranch.knowledge.supervisor import supervised
 from anabranch.models.factory import LocalEmbedder, embedder_for, reranker_for
@@ -62,7 +63,6 @@ class KnowledgeOpener:
         damaged: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._settings = settings
-        self._folder = folder_of(settings)
         self._outbound = outbound
         self._cached = cached
         self._resilience = resilience
@@ -82,8 +82,8 @@ class KnowledgeOpener:
 
     @property
     def exists(self) -> bool:
-        """Whether the data folder has records."""
-        return self.is_open or has_records(self._folder)
+        """Whether there are records."""
+        return self.is_open or has_records(self._settings)
 
     async def __call__(self) -> "Knowledge":
         if self._open is None:
@@ -129,14 +129,15 @@ class KnowledgeOpener:
         from anabranch.knowledge.search import Searcher  # noqa: PLC0415
 
         folder = folder_of(self._settings)
-        database = await asyncio.to_thread(Database.open, folder)
+        database = await asyncio.to_thread(open_records, self._settings)
         embedder = self._cached(self.embedder)
         try:
             await database.read(lambda db: documents.check_embedder(db, embedder.name))
             if self._serving:
                 await database.write(lambda db: erasures.note_stores(db, stores_of(self._settings)))
                 with suppress(StoreFailed):  # a full disk must not keep the settings from being changed
-                    await database.write(lambda db: used_settings.note(db, compared(self._settings)))
+                    node = node_of(self._settings)
+                    await database.write(lambda db: used_settings.note(db, compared(self._settings), node))
             chosen = (self._settings, self._outbound, self._resilience, self._run)
             reranker = await asyncio.to_thread(reranker_for, *chosen)
         except BaseException:
@@ -144,8 +145,9 @@ class KnowledgeOpener:
             raise
         if self._indexing:
             first_line = msgspec.json.encode(self._settings) + b"\n"
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             await self._stack.enter_async_context(supervised(folder, INDEXER, first_line, self._died))
-        reader = IndexReader(Generations(folder / "index"), self._damaged)
+        reader = IndexReader(Generations(folder / "index", node_of(self._settings)), self._damaged)
         searcher = Searcher(database, reader, embedder, reranker, self._run)
         knowledge = Knowledge(
             database=database,
@@ -178,11 +180,12 @@ def check(settings: Settings, log: Log) -> None:
             f"{settings.reranker_path!r} does not exist, or may not be read."
         )
     folder = folder_of(settings)
-    if not has_records(folder):
+    if not has_records(settings):
         return
     if settings.embedding_url is None:
-        require("local-models", f"{folder} holds collections, and their embedding model")
-    with closing(Database.open(folder)) as database:
+        place = folder if settings.database_url is None else "the database"
+        require("local-models", f"{place} holds collections, and their embedding model")
+    with closing(open_records(settings)) as database:
         database.reading(lambda db: documents.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
         if settings.default_visibility is None and database.reading(collections.default_visibility) == "public":
             log.warning("new_collections_are_public", hint=SAY_VISIBILITY)
@@ -201,21 +204,8 @@ def stores_of(settings: Settings) -> list[str]:
     return stores
 
 
-def has_records(folder: Path) -> bool:
-    try:
-        return (folder / NAME).is_file()
-    except PermissionError:
-        raise ConfigurationError(
-            f"AGGREGATOR_DATA_DIR: this user may not read {folder}. Change its permissions, or set another folder."
-        ) from None
-
-
 def is_writable(settings: Settings) -> bool:
     """Whether this process can write to the data folder, or create it."""
     folder = folder_of(settings).absolute()
     nearest = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
     return os.access(nearest, os.W_OK | os.X_OK)
-
-
-def folder_of(settings: Settings) -> Path:
-    return Path(settings.data_dir).expanduser()

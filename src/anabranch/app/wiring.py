@@ -15,7 +15,7 @@ from anabranch.app.endpoint_resolver import EndpointDirectory, EndpointResolver
 from anabranch.app.erasure import ErasurePass, ErasureStore, erase_memory
 from anabranch.app.event_streams import EventStreams, Timing, event_streams
 from anabranch.app.key_use import KeyUse
-from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
+from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.mcp_servers import McpServers
 from anabranch.app.policies import Policies
 from anabranch.app.publishing import Publishing
@@ -23,6 +23,7 @@ from anabranch.app.query_log import QueryLog
 from anabranch.app.questions import Questions
 from anabranch.app.readiness import Readiness
 from anabranch.app.recording_folder import RecordingFolder
+from anabranch.app.records import folder_of
 from anabranch.app.refusals import Refusals
 from anabranch.app.revocations import Revocations
 from anabranch.app.runs import Runs

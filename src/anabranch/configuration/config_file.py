@@ -55,6 +55,13 @@ RedisAddress = Annotated[
     str,
     Meta(pattern=r"^(rediss?|unix)://.", description="a URL that begins with redis://, rediss:// or unix://"),
 ]
+DatabaseAddress = Annotated[
+    str,
+    Meta(
+        pattern=r"^postgres(ql)?://.",
+        description="a URL that begins with postgresql://, such as postgresql://USER@HOST/NAME",
+    ),
+]
 Subagents = Annotated[
     tuple[Literal["documentation", "row_selection", "action", "voice", "safety", "other"], ...],
     Meta(description="a list of documentation, row_selection, action, voice, safety and other"),

@@ -5,11 +5,12 @@ from typing import Literal
 
 from anabranch.domain.errors import ConfigurationError
 
-Extra = Literal["encryption", "local-models", "mcp", "otel"]
+Extra = Literal["encryption", "local-models", "mcp", "otel", "postgres"]
 MODULES: dict[Extra, tuple[str, ...]] = {
     "encryption": ("pyrage",),
     "local-models": ("onnx", "onnxruntime", "safetensors", "tokenizers"),
     "mcp": ("mcp", "pydantic_core"),
+    "postgres": ("psycopg",),
     "otel": ("opentelemetry", "opentelemetry.sdk", "opentelemetry.proto"),
 }
 

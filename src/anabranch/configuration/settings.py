@@ -20,6 +20,7 @@ from anabranch.configuration.config_file import (
     CompactTokens,
     Count,
     Curve,
+    DatabaseAddress,
     Delay,
     Few,
     Flag,
@@ -74,6 +75,7 @@ SECRET = (
     "verifier_api_key",
     "backup_passphrase",
     "redis_url",
+    "database_url",
     "otlp_headers",
 )
 
@@ -160,6 +162,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_name: Text | None = None
     model_api_key: Text | None = None
     model_fallback: Switch = "auto"
+    database_url: DatabaseAddress | None = None
     redis_url: RedisAddress | None = None
     redis_timeout: Seconds = 0.2
     rate_limit: Number = 20
@@ -348,7 +351,7 @@ def secrets_of(settings: Settings) -> Iterator[str]:
     )
     tokens = (endpoint.token for endpoint in (*settings.sources.values(), *settings.models.values()))
     headers = (pair.partition("=")[2] for pair in (settings.otlp_headers or "").split(","))
-    for value in (*keys, *tokens, *headers, *PASSWORDS.findall(settings.redis_url or "")):
+    for value in (*keys, *tokens, *headers, *PASSWORDS.findall(f"{settings.redis_url} {settings.database_url}")):
         yield from secret_parts(value or "")
 
 

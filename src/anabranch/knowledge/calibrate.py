@@ -14,7 +14,7 @@ from anabranch.knowledge.chunking import topics
 from anabranch.knowledge.evaluate import DEEP, OPERATOR, Dataset
 from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records.database import Database, Session
 from anabranch.knowledge.search import retrieve
 from anabranch.text.sentences import sentences
 
@@ -79,9 +79,7 @@ async def fit_relevance(
     )
 
 
-def _rows(
-    db: Connection, reader: IndexReader, text: str, embeddings: Sequence[Embedding], relevant: set[str]
-) -> Floats:
+def _rows(db: Session, reader: IndexReader, text: str, embeddings: Sequence[Embedding], relevant: set[str]) -> Floats:
     """Cosine, share of words, and whether it is relevant, of each passage that a search finds."""
     view = reader.view(db, Filters(), OPERATOR)
     asking = Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False)

@@ -4,7 +4,7 @@ from anabranch.domain.model import Value
 from anabranch.knowledge.index.reader import Catalog
 from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import Connection
+from anabranch.knowledge.records.database import Session
 
 # In the index: a chunk's key and length; its vector in 32 bits, 8 bits and 1 bit per number; a posting per word.
 INDEX_BYTES_PER_CHUNK = 12
@@ -31,7 +31,7 @@ class CollectionCounts(Value):
         return self.stored_bytes + round(self.chunks * per_chunk) + self.tokens * INDEX_BYTES_PER_TOKEN
 
 
-def counts(db: Connection, catalog: Catalog, caller: Caller, name: str | None = None) -> list[CollectionCounts]:
+def counts(db: Session, catalog: Catalog, caller: Caller, name: str | None = None) -> list[CollectionCounts]:
     """The collections with this id or name, or all that the caller can see, with their counts."""
     _, dimensions = documents.embedder(db) or ("", 0)
     permitted = catalog.permitted(caller)

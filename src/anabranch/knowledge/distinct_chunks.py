@@ -12,7 +12,7 @@ from anabranch.knowledge.index.reader import View
 from anabranch.knowledge.index.segment import products
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import Connection, Row
+from anabranch.knowledge.records.database import Row, Session
 from anabranch.text.near_duplicates import decisive_words, similarity
 
 # Only texts whose vectors are so similar are compared.
@@ -36,7 +36,7 @@ class DistinctChunks:
     left out, by the id of the selected chunk, and `repeats` has it by its own key; only chunks that the caller may see
     are compared or named."""
 
-    def __init__(self, db: Connection, view: View, threshold: float, caller: Caller, source: str | None) -> None:
+    def __init__(self, db: Session, view: View, threshold: float, caller: Caller, source: str | None) -> None:
         self._db = db
         self._view = view
         self._threshold = threshold

@@ -16,7 +16,7 @@ from anabranch.domain.model import Embedding, Filters, Query, RelevanceCurve, Va
 from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records.database import Database, Session
 from anabranch.knowledge.search import OVERFETCH, interact, retrieve
 
 Stage = Literal["bm25", "dense", "hybrid", "rerank"]
@@ -88,7 +88,7 @@ async def evaluate(
 
 
 def _ranked(
-    db: Connection, reader: IndexReader, text: str, embeddings: Sequence[Embedding], curve: RelevanceCurve
+    db: Session, reader: IndexReader, text: str, embeddings: Sequence[Embedding], curve: RelevanceCurve
 ) -> dict[Stage, list[str]]:
     """The ids of the documents as each stage ranks them, each once, at the rank of its best chunk."""
     view = reader.view(db, Filters(), OPERATOR)

@@ -33,9 +33,10 @@ from anabranch.knowledge.model import (
     StoredDocument,
     Unprocessable,
 )
-from anabranch.knowledge.records import collections, documents, jobs, queries
-from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records import collections, documents, erasures, jobs, nodes, queries
+from anabranch.knowledge.records.database import Database, Session
 from anabranch.knowledge.records.jobs import Claim, Hold, Lane
+from anabranch.knowledge.records.nodes import Node
 from anabranch.policies.shares import Share
 
 # Raise it when the same bytes give other chunks than before, so that they are chunked again.
@@ -139,10 +140,12 @@ class Ingestion:
             for claim, one in zip(claims, prepared, strict=True)
         ]
 
-        def commit(db: Connection) -> None:
+        def commit(db: Session) -> None:
             if first_vectors := next((vectors for _, _, vectors in results if vectors), None):
                 documents.require_embedder(db, self._embedder.name, len(first_vectors[0].vector) // 4)
             for claim, one, vectors in results:
+                if not jobs.is_held(db, claim):
+                    continue
                 with _acting_for(claim):
                     if (wanted := jobs.still_wanted(db, claim)) is None:
                         jobs.finish(db, claim.key, "cancelled")
@@ -209,7 +212,7 @@ def _filename(claim: Claim) -> str | None:
 
 
 def find_stored(
-    db: Connection, collection: Collection, owner: str, arrived: NewDocument, content_hash: str, recipe: str
+    db: Session, collection: Collection, owner: str, arrived: NewDocument, content_hash: str, recipe: str
 ) -> AlreadyStored | None:
     """The stored document with the same identity and content, else one that equals it in all but its identity."""
     same = documents.by_identity(db, collection.key, arrived.identity or "")
@@ -291,7 +294,7 @@ def _first_words(text: str) -> str:
     return line if len(line) <= 80 else line[:79].rpartition(" ")[0] + "…"
 
 
-def _store(db: Connection, claim: Claim, prepared: Prepared, vectors: Sequence[Embedding]) -> None:
+def _store(db: Session, claim: Claim, prepared: Prepared, vectors: Sequence[Embedding]) -> None:
     """Store a document and the outcome of its item."""
     match prepared:
         case Chunked(draft=draft, pieces=pieces):
@@ -329,12 +332,12 @@ def _acting_for(claim: Claim) -> Iterator[None]:
         acting.reset(before)
 
 
-def _current(db: Connection, claim: Claim) -> Collection:
+def _current(db: Session, claim: Claim) -> Collection:
     """The claim's collection as it is now: its permissions may have changed since."""
     return collections.by_key(db, claim.collection.key) or claim.collection
 
 
-def _complete(db: Connection, claim: Claim, outcome: Outcome, stored: StoredDocument) -> None:
+def _complete(db: Session, claim: Claim, outcome: Outcome, stored: StoredDocument) -> None:
     jobs.finish(db, claim.key, "completed", document_id=stored.id, outcome=outcome, chunk_count=stored.chunk_count)
 
 
@@ -349,12 +352,15 @@ class Indexer:
         *,
         retention_days: int,
         erase: Callable[[], Awaitable[None]] | None = None,
+        node: Node | None = None,
     ) -> None:
         self._database = database
         self._ingestion = ingestion
         self._writer = writer
         self._retention_days = retention_days
         self._erase = erase
+        # Where others share the records.
+        self._node = node
         self._held: set[Hold] = set()
         # How many batches of each lane are processed; the lanes that had a turn, the latest one last.
         self._running: Counter[Lane] = Counter()
@@ -363,9 +369,13 @@ class Indexer:
 
     async def run(self) -> None:
         """Run until cancelled; claimed items are then released."""
-        await self._database.write(jobs.recover)
+        if self._node is not None:
+            await self._beat(self._node)
+        await self._database.write(partial(jobs.recover, node=self._name))
         try:
             async with asyncio.TaskGroup() as tasks:
+                if self._node is not None:
+                    tasks.create_task(self._keep_alive(self._node))
                 tasks.create_task(self._ingest(tasks))
                 tasks.create_task(self._update_index())
                 tasks.create_task(self._delete_expired())
@@ -373,10 +383,35 @@ class Indexer:
         except ExceptionGroup as group:
             # An error of ours says more than the group of tasks that it cancelled.
             raise next((error for error in group.exceptions if isinstance(error, AnabranchError)), group) from group
+        finally:
+            if self._node is not None:
+                with suppress(AnabranchError):
+                    await self._database.write(lambda db: nodes.leave(db, self._name), ordered=False)
+
+    @property
+    def _name(self) -> str:
+        return "" if self._node is None else self._node.id
+
+    async def _keep_alive(self, node: Node) -> None:
+        """Say that this node is alive, take over from those that are not, and drop from its index what was erased."""
+        erased = node.erased_pass
+        while True:
+            passed = await self._database.read(erasures.last_pass)
+            if passed > erased:
+                await asyncio.to_thread(self._writer.drop_deleted)
+                erased = passed
+            await self._beat(msgspec.structs.replace(node, erased_pass=erased))
+            if await self._database.read(lambda db: jobs.abandoned(db, node.id)):
+                await self._database.write(partial(jobs.recover, node=node.id, restarted=False))
+            await asyncio.sleep(nodes.BEAT_S)
+
+    async def _beat(self, node: Node) -> None:
+        now = msgspec.structs.replace(node, seq=self._writer.seq)
+        await self._database.write(lambda db: nodes.beat(db, now), ordered=False)
 
     async def drain(self) -> None:
         """Ingest everything that waits, update the index, and return."""
-        await self._database.write(jobs.recover)
+        await self._database.write(partial(jobs.recover, node=self._name))
         while await self._step():
             pass
         await asyncio.to_thread(self._writer.fold)
@@ -409,7 +444,8 @@ class Indexer:
             if not self._has_room(lane):
                 continue
             limit = 1 if lane.is_url else CLAIM_LIMIT
-            claims = await self._database.write(partial(jobs.claim, limit=limit, held=self._held, lane=lane))
+            claim = partial(jobs.claim, limit=limit, held=self._held, lane=lane, node=self._name)
+            claims = await self._database.write(claim)
             if claims:
                 claimed.append(claims)
                 self._held.update(*(claim.holds for claim in claims))
@@ -428,7 +464,7 @@ class Indexer:
         try:
             await self._ingestion.process(claims)
         except BaseException:
-            await self._database.write(partial(jobs.release, items=[claim.key for claim in claims]))
+            await self._database.write(partial(jobs.release, claims=claims))
             raise
         finally:
             self._held.difference_update(*(claim.holds for claim in claims))
@@ -453,8 +489,10 @@ class Indexer:
     async def _delete_expired(self) -> None:
         """Delete old questions, and what is kept of failed documents."""
         while True:
-            await self._database.write(lambda db: queries.forget(db, self._retention_days))
-            await self._database.write(jobs.forget_failed)
+            if await self._database.read(lambda db: nodes.leads(db, self._name)):
+                await self._database.write(lambda db: queries.forget(db, self._retention_days))
+                await self._database.write(jobs.forget_failed)
+                await self._database.write(nodes.forget_gone)
             await asyncio.sleep(DELETE_EXPIRED_S)
 
     async def _erase_deleted(self) -> None:

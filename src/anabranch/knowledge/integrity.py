@@ -18,8 +18,9 @@ from anabranch.knowledge.parse import restrictions
 from anabranch.knowledge.parse.confinement import APPLIED
 from anabranch.knowledge.records import audit, backup, documents, embeddings, erasures
 from anabranch.knowledge.records.consistency import inconsistencies
-from anabranch.knowledge.records.database import NAME, Connection, read_only
+from anabranch.knowledge.records.database import Session
 from anabranch.knowledge.records.encryption import Decryption, is_encrypted
+from anabranch.knowledge.records.sqlite import NAME, read_only
 
 MAX_PROBLEMS = 100
 # Chunks of a segment that are compared with the records at once.
@@ -59,7 +60,7 @@ def check_records(request: CheckRequest, _: Progress) -> CheckResult:
     return CheckResult(name="records", checked=checked, problems=problems[:MAX_PROBLEMS])
 
 
-def _counted(db: Connection) -> str:
+def _counted(db: Session) -> str:
     found, chunks = documents.counts(db)
     return f"{_number(found, 'document')}, {_number(chunks, 'chunk')}"
 
@@ -77,7 +78,7 @@ def check_index(request: CheckRequest, progress: Progress) -> CheckResult:
         problems += _differences(db, manifest, segments, progress)
         if is_foreign(db, manifest):
             problems.append("The index is ahead of the records: it was made of others.")
-        if generations.intact() is None and (lost := documents.indexed(db)):
+        if generations.intact() is None and (lost := documents.indexed(db, generations.node)):
             problems.append(
                 f"The manifest of the index is missing: no segment has {_number(lost, 'chunk')} of the records."
             )
@@ -109,7 +110,7 @@ def _whole(generations: Generations, manifest: IndexManifest, name: str) -> Segm
 
 
 def _differences(
-    db: Connection, manifest: IndexManifest, segments: dict[str, Segment | None], progress: Progress
+    db: Session, manifest: IndexManifest, segments: dict[str, Segment | None], progress: Progress
 ) -> Iterator[str]:
     """Which segments lack chunks of the records, or have them with other vectors."""
     last = 0
@@ -141,7 +142,7 @@ def check_audit(request: CheckRequest, _: Progress) -> CheckResult:
         return _audit_log(db, request.noted)
 
 
-def _audit_log(db: Connection, noted: audit.AuditHead | None) -> CheckResult:
+def _audit_log(db: Session, noted: audit.AuditHead | None) -> CheckResult:
     if not audit.is_kept(db):
         return CheckResult(name="audit log", checked="not kept by the version that wrote the records")
     findings = audit.verify(db, noted)

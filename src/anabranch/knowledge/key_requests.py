@@ -12,7 +12,7 @@ from anabranch.knowledge.collection_names import matching
 from anabranch.knowledge.lookalikes import check_lookalikes
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import collections, keys, queries
-from anabranch.knowledge.records.database import Connection
+from anabranch.knowledge.records.database import Session
 from anabranch.text.normal_forms import normal_form
 
 # A limit of a key on all of its requests within AGGREGATOR_RATE_LIMIT_WINDOW.
@@ -39,7 +39,7 @@ class KeyRequest(Value):
     limits: Mapping[str, float] = {}
 
 
-def create(db: Connection, request: KeyRequest, limits: Collection[str]) -> tuple[keys.ApiKey, str]:
+def create(db: Session, request: KeyRequest, limits: Collection[str]) -> tuple[keys.ApiKey, str]:
     """A new key and its secret; `limits` are the names of the limits that there are."""
     user, *groups = _checked_names(db, (request.user, *request.groups))
     if len(request.note) > MAX_NOTE:
@@ -64,7 +64,7 @@ def create(db: Connection, request: KeyRequest, limits: Collection[str]) -> tupl
     )
 
 
-def rotate(db: Connection, name: str, overlap_s: float, expires_at: float | None) -> tuple[keys.ApiKey, str]:
+def rotate(db: Session, name: str, overlap_s: float, expires_at: float | None) -> tuple[keys.ApiKey, str]:
     """A new secret for the key with this id, or of this user; the one before it is valid until the overlap ends."""
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise InvalidQuestion(f"The overlap is {overlap_s:g} s; it may be from 0 to {MAX_OVERLAP_S:,} s (30 days).")
@@ -75,7 +75,7 @@ def rotate(db: Connection, name: str, overlap_s: float, expires_at: float | None
     return rotated
 
 
-def revoke(db: Connection, name: str) -> keys.ApiKey:
+def revoke(db: Session, name: str) -> keys.ApiKey:
     """Revoke the key with this id, or of this user."""
     found = find(db, name)
     if not keys.revoke(db, found.id):
@@ -83,7 +83,7 @@ def revoke(db: Connection, name: str) -> keys.ApiKey:
     return found
 
 
-def find(db: Connection, name: str) -> keys.ApiKey:
+def find(db: Session, name: str) -> keys.ApiKey:
     """The key with this id, else the only valid one of the user with this name."""
     listed, now, written = keys.listed(db), time.time(), {name, normal_form(name, "NFC")}
     if by_id := [key for key in listed if key.id == name]:
@@ -96,7 +96,7 @@ def find(db: Connection, name: str) -> keys.ApiKey:
     return of_user[0]
 
 
-def _checked_names(db: Connection, names: Sequence[str]) -> list[str]:
+def _checked_names(db: Session, names: Sequence[str]) -> list[str]:
     """The names for a user and groups. New ones are composed (NFC), and none could be taken for another one; those that
     are in use stay as they are."""
     if len(names) > 1 + MAX_LISTED:
@@ -168,7 +168,7 @@ def _grants(wanted: tuple[str, ...] | None, *, operator: bool) -> Grants | None:
     return Grants(names=tuple(dict.fromkeys(wanted)))
 
 
-def _collections(db: Connection, user: str, names: Sequence[str]) -> tuple[int, ...]:
+def _collections(db: Session, user: str, names: Sequence[str]) -> tuple[int, ...]:
     """The collections with these ids, addresses or names; of several with one name, the user's own."""
     if not 0 < len(names) <= MAX_LISTED:
         raise InvalidQuestion(f"Name 1 to {MAX_LISTED} collections, or none to restrict nothing.")

@@ -49,7 +49,7 @@ from anabranch.knowledge.records import (
 )
 from anabranch.knowledge.records.collections import PublishedEndpoint
 from anabranch.knowledge.records.cursors import Cursors, ListName
-from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records.database import Database, Session
 from anabranch.knowledge.records.erasures import Erasure, ErasureTimes
 from anabranch.knowledge.records.logged_queries import LoggedAnswer, LoggedQuery, QueryFilter, Turn
 from anabranch.knowledge.search import Searcher, SearchHits
@@ -124,7 +124,7 @@ class Knowledge:
             )
         limited = effective(chunking, self._embedder)
 
-        def write(db: Connection) -> Collection | None:
+        def write(db: Session) -> Collection | None:
             self._limits.check_collection(db, caller.owner)
             unsaid = Permissions(visibility=self._default_visibility or collections.default_visibility(db))
             settings = CollectionSettings(
@@ -148,7 +148,7 @@ class Knowledge:
         _check_permissions(permissions)
         key = (await self.collection(caller, name)).collection.key
 
-        def write(db: Connection) -> Collection:
+        def write(db: Session) -> Collection:
             found = collections.by_key(db, key)
             if found is None:
                 raise NotFound(f"There is no collection {name!r}.")
@@ -181,7 +181,7 @@ class Knowledge:
     async def chosen(self, caller: Caller, names: Sequence[str] | None) -> list[Collection]:
         """The collections with these ids, addresses or names, or all that the caller can see."""
 
-        def read(_: Connection, catalog: Catalog) -> list[Collection]:
+        def read(_: Session, catalog: Catalog) -> list[Collection]:
             permitted = catalog.permitted(caller)
             if names is None:
                 return catalog.visible(caller, permitted)
@@ -198,7 +198,7 @@ class Knowledge:
         found = counted.collection
         _may_change(caller, found.owner, "collection")
 
-        def write(db: Connection) -> Erasure:
+        def write(db: Session) -> Erasure:
             sent = (*documents.ids_in(db, found.key), *jobs.documents_in(db, found.key))
             erased = Erased(documents=tuple(dict.fromkeys(sent)))
             collections.delete(db, found.key)
@@ -224,7 +224,7 @@ class Knowledge:
             check_metadata(document.metadata, f"documents[{number}].metadata")
         chosen = self._chunking(found, chunking)
 
-        def write(db: Connection) -> str:
+        def write(db: Session) -> str:
             self._limits.check_documents(db, found, caller, arrived)
             return jobs.create(db, found, caller, arrived, chosen)
 
@@ -269,7 +269,7 @@ class Knowledge:
     async def document(self, caller: Caller, name: str, *, content: bool = False) -> StoredDocument:
         """The document with this id, file name or title."""
 
-        def read(db: Connection) -> StoredDocument:
+        def read(db: Session) -> StoredDocument:
             found = lookup.find(db, caller, name)
             return documents.with_text(db, found) if content else found
 
@@ -278,13 +278,13 @@ class Knowledge:
     async def chunks(self, caller: Caller, name: str, begin: int, limit: int) -> tuple[list[ChunkView], int]:
         """The chunks of the document with this id, file name or title from an index on, and how many it has."""
 
-        def read(db: Connection) -> tuple[list[ChunkView], int]:
+        def read(db: Session) -> tuple[list[ChunkView], int]:
             found = lookup.find(db, caller, name)
             return documents.chunks_of(db, found.id, begin, limit), found.chunk_count if found.searchable else 0
 
         return await self._look_up(caller, name, read)
 
-    async def _look_up(self, caller: Caller, name: str, read: Callable[[Connection], T]) -> T:
+    async def _look_up(self, caller: Caller, name: str, read: Callable[[Session], T]) -> T:
         """The result of a look-up. If there is no such document, the error suggests similar names."""
         try:
             return await self._database.read(read)
@@ -296,7 +296,7 @@ class Knowledge:
         """Queue a failed document again, by id, file name or title; returns the id of the job that ingests it."""
         identifier = (await self._look_up(caller, name, lambda db: lookup.find_failed(db, caller, name))).document_id
 
-        def write(db: Connection) -> str:
+        def write(db: Session) -> str:
             failed = lookup.find_failed(db, caller, identifier)
             collection = collections.by_key(db, failed.collection)
             assert collection is not None, "open items have a collection"
@@ -326,7 +326,7 @@ class Knowledge:
         # Names are resolved before the transaction: that may take a while, and others would have to wait.
         identifier = (await self.document(caller, name)).id
 
-        def write(db: Connection) -> StoredDocument:
+        def write(db: Session) -> StoredDocument:
             found = _changeable(db, caller, identifier)
             if not found.searchable:
                 raise Conflict(f"{found.title!r} is {found.status}, not stored; send it again to change it.")
@@ -349,7 +349,7 @@ class Knowledge:
         """Delete a document, with what is not stored of it yet; returns it, and how the rest of it is erased."""
         identifier = (await self.document(caller, name)).id
 
-        def write(db: Connection) -> tuple[StoredDocument, Erasure]:
+        def write(db: Session) -> tuple[StoredDocument, Erasure]:
             found = _changeable(db, caller, identifier)
             jobs.drop(db, found.id)
             documents.remove(db, found.key)
@@ -367,7 +367,7 @@ class Knowledge:
             raise InvalidQuestion("The name of the user is empty.")
         identifier = "" if document is None else await self._document_to_erase(document)
 
-        def write(db: Connection) -> tuple[Erasure, str | None]:
+        def write(db: Session) -> tuple[Erasure, str | None]:
             if user is None:
                 erased = Erased(documents=(identifier,))
                 return erasures.request(db, "document", erased, self._erasure_times, now=True), None
@@ -442,7 +442,7 @@ class Knowledge:
         """The stored document, if ingesting this one would change nothing."""
         recipe = recipe_of(self._chunking(collection, chunking), self._embedder)
 
-        def read(db: Connection) -> StoredDocument | None:
+        def read(db: Session) -> StoredDocument | None:
             content_hash = sha256(arrived.data).hexdigest()
             identity = jobs.identity_for(db, collection, caller, arrived, content_hash)
             document = msgspec.structs.replace(arrived, identity=identity)
@@ -499,7 +499,7 @@ class Knowledge:
 
     async def api_keys_used(self, moments: Mapping[str, float]) -> None:
         """Record when API keys were used last, by id."""
-        await self._database.write(lambda db: keys.used(db, moments))
+        await self._database.write(lambda db: keys.used(db, moments), ordered=False)
 
     async def credentials(self) -> set[str]:
         """What identifies the secrets of API keys that are valid now."""
@@ -509,7 +509,7 @@ class Knowledge:
         return effective(msgspec.structs.replace(collection.settings.chunking, **(given or {})), self._embedder)
 
     async def record(self, query: queries.QueryRecord) -> None:
-        await self._database.write(lambda db: queries.record(db, query))
+        await self._database.write(lambda db: queries.record(db, query), ordered=False)
 
     async def turns(self, caller: Caller, conversation: str, limit: int, last: str | None) -> list[Turn]:
         """The last turns of the caller's own conversation, up to the one with the id `last`, if it is given, without
@@ -553,7 +553,7 @@ class Knowledge:
     async def audit(self, entries: Sequence[tuple[AuditEntry, Actor]]) -> None:
         """Record what changes nothing here."""
 
-        def write(db: Connection) -> None:
+        def write(db: Session) -> None:
             for entry, by in entries:
                 audit.append(db, entry, by)
 
@@ -563,7 +563,7 @@ class Knowledge:
         """Make a change outside of the records, inside the transaction that records it: without the change there is no
         record, and without a record no change."""
 
-        def write(db: Connection) -> T:
+        def write(db: Session) -> T:
             audit.append(db, entry)
             return change()
 
@@ -573,7 +573,7 @@ class Knowledge:
         """A page of the audit log, newest first. The caller must be the operator."""
         return await self._database.read(lambda db: audit.listed(db, wanted, before, limit))
 
-    async def _with_catalog(self, work: Callable[[Connection, Catalog], T]) -> T:
+    async def _with_catalog(self, work: Callable[[Session, Catalog], T]) -> T:
         """Read the catalog and the records in one snapshot."""
         return await self._database.read(lambda db: self._reader.with_catalog(db, work))
 
@@ -594,7 +594,7 @@ def _check_permissions(permissions: Permissions | None) -> None:
         )
 
 
-def _changeable(db: Connection, caller: Caller, identifier: str) -> StoredDocument:
+def _changeable(db: Session, caller: Caller, identifier: str) -> StoredDocument:
     """The document; Forbidden if the caller can see but not change it."""
     found = lookup.find(db, caller, identifier)
     _may_change(caller, found.owner, "document")

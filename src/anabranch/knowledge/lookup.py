@@ -10,7 +10,7 @@ from anabranch.domain.model import Value
 from anabranch.knowledge.index.reader import Catalog
 from anabranch.knowledge.model import Caller, DocumentStatus, StoredDocument
 from anabranch.knowledge.records import attributes, collections, documents, open_items
-from anabranch.knowledge.records.database import Connection, is_id
+from anabranch.knowledge.records.database import Session, is_id
 from anabranch.knowledge.records.open_items import ITEM_KEYS, OpenName
 
 MAX_CANDIDATES = 10
@@ -35,7 +35,7 @@ class ListFilter(Value):
 
 
 def page(
-    db: Connection, catalog: Catalog, caller: Caller, wanted: ListFilter, after: int, limit: int
+    db: Session, catalog: Catalog, caller: Caller, wanted: ListFilter, after: int, limit: int
 ) -> tuple[list[StoredDocument], int]:
     """The documents after a key, stored ones first, and how many there are in total. There may be fewer than the limit,
     although others follow, if they have much metadata."""
@@ -64,7 +64,7 @@ def page(
 
 
 def _stored_page(
-    db: Connection, catalog: Catalog, caller: Caller, wanted: ListFilter, after: int, limit: int
+    db: Session, catalog: Catalog, caller: Caller, wanted: ListFilter, after: int, limit: int
 ) -> tuple[list[StoredDocument], int]:
     permitted = catalog.permitted(caller)
     if wanted.connector_id is not None:
@@ -77,14 +77,14 @@ def _stored_page(
     return with_states(db, caller, documents.by_keys(db, some)), len(keys)
 
 
-def with_states(db: Connection, caller: Caller, stored: Iterable[StoredDocument]) -> list[StoredDocument]:
+def with_states(db: Session, caller: Caller, stored: Iterable[StoredDocument]) -> list[StoredDocument]:
     """The documents, each with the state of a newer version that is not stored yet, if the caller owns it."""
     listed = list(stored)
     newer = open_items.by_documents(db, caller, [one.id for one in listed])
     return [newer[one.id].over(one) if one.id in newer else one for one in listed]
 
 
-def find(db: Connection, caller: Caller, name: str) -> StoredDocument:
+def find(db: Session, caller: Caller, name: str) -> StoredDocument:
     """The document with this id, else file name, else title, else either of them ignoring case. What has the form of an
     id is no name: it would stand for another document once that one is hidden or deleted. NotFound if the caller can
     see none, Conflict if several have the name."""
@@ -99,7 +99,7 @@ def find(db: Connection, caller: Caller, name: str) -> StoredDocument:
     raise NotFound(f"There is no document {name[:MAX_SHOWN]!r}.")
 
 
-def find_only(db: Connection, caller: Caller, name: str) -> StoredDocument:
+def find_only(db: Session, caller: Caller, name: str) -> StoredDocument:
     """The document with this id, else the only one that has this file name or title, ignoring case. Conflict if several
     have it: for what cannot be undone, no kind of name comes before another."""
     if len(name) <= MAX_NAME and not is_id(name) and not _has_id(db, caller, name):
@@ -111,11 +111,11 @@ def find_only(db: Connection, caller: Caller, name: str) -> StoredDocument:
     return find(db, caller, name)
 
 
-def _has_id(db: Connection, caller: Caller, name: str) -> bool:
+def _has_id(db: Session, caller: Caller, name: str) -> bool:
     return bool(documents.visible_by_ids(db, caller, [name]) or open_items.by_documents(db, caller, [name]))
 
 
-def find_failed(db: Connection, caller: Caller, name: str) -> open_items.OpenItem:
+def find_failed(db: Session, caller: Caller, name: str) -> open_items.OpenItem:
     """The failed document with this id or name, among those that the caller owns. If there is none: Conflict for a
     document that has not failed, else NotFound."""
     for item in open_items.by_documents(db, caller, [name]).values():
@@ -127,7 +127,7 @@ def find_failed(db: Connection, caller: Caller, name: str) -> open_items.OpenIte
     raise Conflict(f"{found.title!r} is {found.status}; only a document that has failed can be retried.")
 
 
-def _stored_matches(db: Connection, caller: Caller, name: str, *, exact: bool = True) -> list[StoredDocument]:
+def _stored_matches(db: Session, caller: Caller, name: str, *, exact: bool = True) -> list[StoredDocument]:
     """The stored documents with this file name, else with this title, else with either of them ignoring case; one more
     than an error shows. Without `exact`, the last at once."""
     limit = MAX_CANDIDATES + 1
@@ -142,12 +142,12 @@ def _stored_matches(db: Connection, caller: Caller, name: str, *, exact: bool = 
     return list({one.id: one for one in either}.values())[:limit]
 
 
-def _open_matches(db: Connection, caller: Caller, name: str) -> list[StoredDocument]:
+def _open_matches(db: Session, caller: Caller, name: str) -> list[StoredDocument]:
     return [item.document for item in _open_named(db, caller, name).values()]
 
 
 def _open_named(
-    db: Connection, caller: Caller, name: str, status: DocumentStatus | None = None, *, exact: bool = True
+    db: Session, caller: Caller, name: str, status: DocumentStatus | None = None, *, exact: bool = True
 ) -> dict[str, open_items.OpenItem]:
     """As `_stored_matches`, among the caller's open items. Only those that match are read whole: the metadata of all
     could be gigabytes."""
@@ -164,7 +164,7 @@ def _open_named(
     return open_items.by_documents(db, caller, [one.document_id for one in matches[: MAX_CANDIDATES + 1]])
 
 
-def _only(db: Connection, name: str, matches: Sequence[StoredDocument]) -> StoredDocument:
+def _only(db: Session, name: str, matches: Sequence[StoredDocument]) -> StoredDocument:
     if len(matches) == 1:
         return matches[0]
     names = {one.key: one.name for one in collections.listed(db)}
@@ -177,7 +177,7 @@ def _only(db: Connection, name: str, matches: Sequence[StoredDocument]) -> Store
     raise Conflict(f"Several documents are named {name!r}; use an id: {', '.join(shown)}{more}.")
 
 
-def similar(db: Connection, catalog: Catalog, caller: Caller, name: str) -> str:
+def similar(db: Session, catalog: Catalog, caller: Caller, name: str) -> str:
     """A hint at documents with a similar name, among the newest that the caller can see; none for what is an id."""
     if len(name) > MAX_SIMILAR_NAME or is_id(name):
         return ""

@@ -7,7 +7,7 @@ from anabranch.domain.errors import QuotaReached
 from anabranch.domain.shares import Limit, claimant
 from anabranch.knowledge.model import Caller, Collection, NewDocument
 from anabranch.knowledge.records import collections, documents, jobs
-from anabranch.knowledge.records.database import Connection
+from anabranch.knowledge.records.database import Session
 from anabranch.policies.shares import limit_reached, reached
 
 
@@ -17,17 +17,15 @@ class OwnerLimits:
     def __init__(self, limits: Mapping[str, Limit]) -> None:
         self._limits = limits
 
-    def held(self, db: Connection, owner: str) -> dict[str, float]:
+    def held(self, db: Session, owner: str) -> dict[str, float]:
         """What an owner has in the records, by the names of the limits."""
         stored, waiting = documents.stored_by(db, owner), jobs.backlog(db, owner)
         return {**stored._asdict(), **waiting._asdict(), "collections": collections.count_of(db, owner)}
 
-    def check_collection(self, db: Connection, owner: str) -> None:
+    def check_collection(self, db: Session, owner: str) -> None:
         self._check_stored("collections", collections.count_of(db, owner) + 1)
 
-    def check_documents(
-        self, db: Connection, collection: Collection, caller: Caller, sent: Sequence[NewDocument]
-    ) -> None:
+    def check_documents(self, db: Session, collection: Collection, caller: Caller, sent: Sequence[NewDocument]) -> None:
         owner = caller.owner
         size = sum(len(one.data) for one in sent)
         stored, waiting = documents.stored_by(db, owner), jobs.backlog(db, owner)
@@ -37,7 +35,7 @@ class OwnerLimits:
         if most > self._allowed("documents"):
             self._check_stored("documents", most - jobs.count_versions(db, collection, caller, sent))
 
-    def check_waiting(self, db: Connection, owner: str, sent: int, size: int) -> None:
+    def check_waiting(self, db: Session, owner: str, sent: int, size: int) -> None:
         """LimitReached if that is more than may wait. What is larger than the limit on bytes is accepted when nothing
         waits."""
         waiting = jobs.backlog(db, owner)

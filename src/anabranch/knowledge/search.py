@@ -19,7 +19,7 @@ from anabranch.knowledge.index.segment import products
 from anabranch.knowledge.mmr import Floats, mmr
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents, embeddings
-from anabranch.knowledge.records.database import Connection, Database, Row
+from anabranch.knowledge.records.database import Database, Row, Session
 
 # Weights, tuned on Cranfield and Medline (docs/search.md).
 DENSE = 1.0
@@ -182,7 +182,7 @@ class Searcher:
         return SearchHits(in_order([scored[at] for at in order]), found.seen, vectors, found.notes, found.partial)
 
     def _candidates(
-        self, db: Connection, query: Query, caller: Caller, embedded: Sequence[Embedding], source: str | None
+        self, db: Session, query: Query, caller: Caller, embedded: Sequence[Embedding], source: str | None
     ) -> SearchHits:
         """The passages to return, or those that the reranking model orders."""
         documents.check_embedder(db, self._embedder.name)  # `index rebuild` may have changed it
@@ -277,7 +277,7 @@ def _fused(
     return keys[order], fused[order], wanted in (len(dense), len(sparse))
 
 
-def interact(db: Connection, found: Candidates, question: Embedding) -> Candidates:
+def interact(db: Session, found: Candidates, question: Embedding) -> Candidates:
     """Rerank by dense, BM25 and (if the embedder has token vectors) late-interaction scores, smoothed."""
     tokens = None
     if question.tokens:
@@ -289,7 +289,7 @@ def interact(db: Connection, found: Candidates, question: Embedding) -> Candidat
 
 
 def fetch(
-    db: Connection,
+    db: Session,
     found: Candidates,
     wanted: int,
     caller: Caller,
@@ -317,7 +317,7 @@ def fetch(
     return passages
 
 
-def completed_passages(db: Connection, passages: Mapping[int, Passage], found: Candidates) -> dict[int, Passage]:
+def completed_passages(db: Session, passages: Mapping[int, Passage], found: Candidates) -> dict[int, Passage]:
     keys = {rank: int(found.keys[rank]) for rank in passages}
     following = documents.following_texts(db, list(keys.values()), MOST + 1, MAX_CONTENT)
     return {rank: _completed(passage, following.get(keys[rank], "")) for rank, passage in passages.items()}
@@ -346,7 +346,7 @@ def varied(scores: NDArray[np.float64], vectors: Floats, query: Query) -> NDArra
 
 
 def fetch_others(
-    db: Connection, found: Candidates, fetched: Mapping[int, Passage], caller: Caller, source: str | None
+    db: Session, found: Candidates, fetched: Mapping[int, Passage], caller: Caller, source: str | None
 ) -> dict[int, Passage]:
     """The candidates that were not fetched, by rank, for an explanation; each is checked against the permissions."""
     others = np.setdiff1d(np.arange(len(found.keys)), np.fromiter(fetched, np.int64, len(fetched)))

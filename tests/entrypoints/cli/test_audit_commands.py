@@ -18,7 +18,7 @@ from anabranch.domain.audit import Actor, AuditEntry, AuditFilter, AuditRecord
 from anabranch.entrypoints.cli.main import commands
 from anabranch.knowledge.model import NewDocument
 from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.models.factory import LocalEmbedder
 from anabranch.testing import FakeEmbedder
 from support.cli_runner import Run, here
@@ -115,12 +115,12 @@ def run(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 def records(data: Path, **wanted: Any) -> list[AuditRecord]:
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         return database.reading(lambda db: audit.listed(db, AuditFilter(**wanted), None, 1_000))
 
 
 def add(data: Path, *entries: AuditEntry, by: Actor) -> None:
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         for entry in entries:
             database.writing(partial(audit.append, entry=entry, by=by))
 
@@ -210,7 +210,7 @@ def test_an_export_has_a_line_of_json_for_each_record(data: Path, run: Run) -> N
 def test_forgotten_names_are_shown_as_such(data: Path, run: Run) -> None:
     by = Actor(name="user:alice", address="192.0.2.1", surface="api")
     add(data, AuditEntry(action="document.deleted", object="document:1", name="Her diary"), by=by)
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         database.writing(lambda db: audit.forget(db, "user:alice", "document:1"))
     line = run("audit", "list", "--action", "document.deleted").out.splitlines()[1]
     assert line.count("(forgotten)") == 3

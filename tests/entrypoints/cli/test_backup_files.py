@@ -20,8 +20,8 @@ from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.integrity import CHECKS, CheckRequest
 from anabranch.knowledge.integrity import run as run_check
 from anabranch.knowledge.records import backup, checksum, erasures
-from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.records.encryption import Decryption
+from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase
 from support.cli_runner import Ran, Run, environment, here
 from support.full_disk import small_disk
 from support.knowledge_fixtures import flip, folder_with
@@ -340,7 +340,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced_without_force(
         return copied(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(backup, "_copy", appearing)
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         with pytest.raises(ConfigurationError, match="--force replaces it"):
             backup.back_up(database, copies / "monday.sqlite", replace=False)
         assert left_in(copies) == ["monday.sqlite"]
@@ -357,9 +357,9 @@ def test_a_backup_that_was_not_replaced_is_known_to_be_older_than_an_erasure(
         raise KeyboardInterrupt
 
     erased_at = time.time()
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         with monkeypatch.context() as patch:
-            patch.setattr(Database, "backup", interrupt)
+            patch.setattr(SqliteDatabase, "backup", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 backup.back_up(database, monday)
         assert database.reading(lambda db: erasures.backups_before(db, erased_at)) == [monday]
@@ -377,7 +377,7 @@ def test_a_file_that_cannot_be_replaced_is_an_error_and_nothing_is_left(
         return copied(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(backup, "_copy", appearing)
-    with closing(Database.open(data)) as database, pytest.raises(ConfigurationError, match="cannot be written"):
+    with closing(SqliteDatabase.open(data)) as database, pytest.raises(ConfigurationError, match="cannot be written"):
         backup.back_up(database, copies / "monday.sqlite")
     assert left_in(copies) == ["monday.sqlite"]
 
@@ -414,7 +414,7 @@ def test_what_is_no_file_for_a_backup_is_refused(run: Run, data: Path, name: str
     os.mkfifo(data.parent / "pipe")
     (data.parent / "loop").symlink_to("loop")
     (data.parent / "linked").symlink_to("data")
-    with closing(Database.open(data)):  # as a server does
+    with closing(SqliteDatabase.open(data)):  # as a server does
         before = left_in(data), left_in(data.parent)
         ran = run("backup", str(data.parent / name), "--force")
         assert (ran.code, REFUSED[name] in ran.err, ran.err.count("\n")) == (2, True, 1), ran
@@ -444,7 +444,7 @@ def test_control_characters_in_the_name_of_a_file_are_replaced(run: Run, copies:
 
 
 def test_a_backup_that_does_not_fit_says_how_much_it_takes(run: Run, data: Path, copies: Path) -> None:
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         database.writing(lambda db: db.execute("INSERT INTO facts VALUES ('filling', hex(randomblob(2000000)))"))
     with small_disk(copies / "small", 40) as disk:
         file = disk.folder / "monday.sqlite"

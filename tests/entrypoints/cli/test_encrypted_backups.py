@@ -10,8 +10,8 @@ import pytest
 from anabranch.configuration import extras
 from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.records import backup, encryption
-from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.encryption import HEADER, Encryption
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from support.cli_runner import Run, here
 from support.knowledge_fixtures import folder_with
 
@@ -107,7 +107,7 @@ def test_a_backup_that_is_interrupted_leaves_nothing(
     monkeypatch.setattr(Encryption, "encrypt", interrupted)
     target = data.parent / "copies"
     target.mkdir()
-    database = Database.open(data)
+    database = SqliteDatabase.open(data)
     with pytest.raises(KeyboardInterrupt):
         backup.back_up(database, target / "monday.age", Encryption(recipients=(recipient(identity),)))
     database.close()
@@ -157,7 +157,7 @@ def test_a_file_without_identities_is_an_error(run: Run, data: Path, identity: P
 
 def test_large_records_need_recipients(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encryption, "MAX_PASSPHRASE_BYTES", 1_000)
-    database = Database.open(data)
+    database = SqliteDatabase.open(data)
     with pytest.raises(ConfigurationError, match="--encrypt-to"):
         backup.back_up(database, data.parent / "monday.age", Encryption(passphrase=PASSPHRASE))
     database.close()

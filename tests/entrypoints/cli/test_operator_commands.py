@@ -23,8 +23,9 @@ import pytest
 from anabranch.entrypoints.cli.main import COMMANDS, commands
 from anabranch.entrypoints.cli.resources import alone
 from anabranch.knowledge.records import keys, queries
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.database import Session
 from anabranch.knowledge.records.queries import QueryRecord
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.testing.fakes import FakeEmbedder
 from support.cli_runner import Run, here, on_terminal, process
 from support.knowledge_fixtures import query_record
@@ -103,7 +104,7 @@ def test_a_key_is_shown_once_and_works_until_it_is_revoked(run: Run, data: Path)
     assert re.fullmatch(r"ab_\S{43}", secret)
     assert "act as alice" in made.err
     assert secret not in made.err
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         found = database.reading(lambda db: keys.find(db, secret))
     assert found is not None
     assert (found.user, found.groups, found.operator) == ("alice", ("staff",), False)
@@ -130,7 +131,7 @@ def test_a_key_with_rights_expires_and_is_rotated(run: Run, data: Path) -> None:
     second = json.loads(rotated.out)
     assert (second["id"], second["expires_at"]) == (shown["id"], shown["expires_at"])
     assert "last secret until" in run("keys").out
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         found = [database.reading(lambda db, s=s: keys.find(db, s)) for s in (first, second["secret"])]  # type: ignore[misc]
     assert [one.id for one in found if one is not None] == [shown["id"]] * 2
     assert run("keys", "revoke", "robot").out == f"Revoked {shown['id']}.\n"
@@ -461,7 +462,7 @@ def test_backup_to_an_unwritable_file_is_an_error(run: Run, data: Path, file: st
 # --- the query log
 
 
-def logged(db: sqlite3.Connection, question: QueryRecord, days: int) -> None:
+def logged(db: Session, question: QueryRecord, days: int) -> None:
     queries.record(db, question)
     db.execute("UPDATE queries SET created_at = ? WHERE id = ?", (time.time() - days * 86_400 - 60, question.id))
 
@@ -478,13 +479,13 @@ def logged(db: sqlite3.Connection, question: QueryRecord, days: int) -> None:
     ],
 )
 def test_queries_forget_deletes_questions(run: Run, data: Path, options: list[str], left: list[str]) -> None:
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         for user in ("alice", "bob"):
             for days in (0, 40):
                 database.writing(partial(logged, question=query_record(f"{user}-{days}", user), days=days))
     ran = run("queries", "forget", *options, "--json")
     assert json.loads(ran.out) == {"forgotten": 4 - len(left)}
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         found = database.reading(lambda db: [row[0] for row in db.execute("SELECT id FROM queries ORDER BY id")])
         answers = database.reading(lambda db: db.execute("SELECT count(*) FROM responses").fetchone()[0])
     assert (found, answers) == (left, len(left))
@@ -495,7 +496,7 @@ def test_queries_forget_refuses_all_with_older_than(run: Run) -> None:
 
 
 def test_queries_forget_all_asks_first(run: Run, data: Path) -> None:
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         database.writing(partial(queries.record, query=query_record("alice", "Why?")))
     refused = run("queries", "forget", "--all")
     assert (refused.code, refused.out) == (2, "")

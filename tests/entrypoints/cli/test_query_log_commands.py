@@ -17,7 +17,7 @@ from anabranch.domain.model import Passage, Place, Scores
 from anabranch.entrypoints.cli.queries import PAGE
 from anabranch.knowledge.model import Caller, CollectionSettings
 from anabranch.knowledge.records import collections, queries
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from support.cli_runner import PATIENCE_S, Run, environment, here, process
 from support.knowledge_fixtures import query_record
 
@@ -27,7 +27,7 @@ ALICE = Caller(user="alice")
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A log with a question of alice to the collection `rivers`, and one of the operator that failed."""
-    with closing(Database.open(tmp_path / "data")) as database:
+    with closing(SqliteDatabase.open(tmp_path / "data")) as database:
         settings = CollectionSettings(embedding_model="m")
         rivers = database.writing(
             lambda db: collections.create(db, owner="", name="rivers", description="", settings=settings)
@@ -148,7 +148,7 @@ def test_queries_show_says_that_a_deleted_document_may_be_quoted(run: Run, data:
     place = Place(chunk_id="c", collection="rivers", start=0, end=1, tokens=1, scores=Scores(fused=0.5))
     passage = Passage(text="Gone.", source="rivers", title="Gone", score=1.0, document_id="gone", place=place)
     quoting = msgspec.structs.replace(query_record("third", ""), answer="Gone.", found=(passage,))
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         database.writing(lambda db: queries.record(db, quoting))
     ran = run("queries", "show", "third")
     assert "(not shown: a document that it may quote was deleted)" in ran.out
@@ -158,7 +158,7 @@ def test_queries_show_says_that_a_deleted_document_may_be_quoted(run: Run, data:
 def fill(data: Path, count: int) -> list[str]:
     """Add questions to the log; returns their ids, newest first."""
     ids = [f"{number:04}" for number in range(count)]
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         for one in ids:
             # A line separator of Unicode must not divide a line of JSON.
             asked = msgspec.structs.replace(query_record(one, "bob"), original="One\u2028question\u0085" + "?" * 1_000)
@@ -226,10 +226,10 @@ def test_with_zero_days_the_commands_say_that_nothing_is_kept(run: Run) -> None:
     ("options", "left"), [([], 2), (["--older-than", "0"], 2), (["--user", "alice"], 1), (["--all", "--yes"], 0)]
 )
 def test_forget_deletes_counts_only_with_a_user_or_all(run: Run, data: Path, options: list[str], left: int) -> None:
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         for user in ("alice", "bob"):
             one = msgspec.structs.replace(query_record(user, user), collections=(9,))
             database.writing(partial(queries.record, query=one))
     assert run("queries", "forget", *options).code == 0
-    with closing(Database.open(data)) as database:
+    with closing(SqliteDatabase.open(data)) as database:
         assert database.reading(lambda db: queries.count(db, 9, 30)) == left

@@ -21,7 +21,8 @@ from anabranch.knowledge.integrity import CHECKS, CheckRequest
 from anabranch.knowledge.integrity import run as run_check
 from anabranch.knowledge.model import NewDocument
 from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.database import NAME, Database, StoreFailed
+from anabranch.knowledge.records.database import StoreFailed
+from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase
 from support.cli_runner import Run, here
 from support.knowledge_fixtures import ALICE, OPERATOR, flip, workshop
 
@@ -137,7 +138,7 @@ def test_restored_records_have_no_index_yet(run: Run, data: Path, tmp_path: Path
 
 
 def test_an_index_of_other_records_is_a_problem(data: Path, tmp_path: Path) -> None:
-    Database.open(tmp_path / "other").close()
+    SqliteDatabase.open(tmp_path / "other").close()
     shutil.copytree(data / "index", tmp_path / "other" / "index")
     assert problems(tmp_path / "other") == {"index": ("The index is ahead of the records: it was made of others.",)}
 
@@ -151,7 +152,7 @@ def test_records_that_are_gone_are_named(run: Run, data: Path) -> None:
 
 
 def test_verify_works_while_the_folder_is_open(run: Run, data: Path) -> None:
-    database = Database.open(data)
+    database = SqliteDatabase.open(data)
     database.writing(lambda db: db.execute("UPDATE documents SET title = title"))
     assert run("verify").code == 0
     database.writing(lambda db: db.execute("DELETE FROM contents"))

@@ -14,7 +14,7 @@ from anabranch.domain.model import Endpoint
 from anabranch.domain.rights import EVERY_GRANT
 from anabranch.entrypoints.http.access import ANYONE, Access, bearer
 from anabranch.knowledge.records import collections
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.testing import Hub, Space
 from support.federation import Node, Seeded, node, seeded
 
@@ -393,7 +393,7 @@ async def test_a_user_who_publishes_is_no_audience_until_the_operator_publishes_
         async with session.put(f"{collections_of}/bait/endpoint", json={"as": "mallory/bait"}, headers=hers) as reply:
             assert reply.status == 200
         assert await taken(there) == 401
-        database = Database.open(seeded.folder)
+        database = SqliteDatabase.open(seeded.folder)
         [bait] = database.reading(lambda db: collections.published(db, "bait"))
         key = bait.collection
         assert database.writing(lambda db: collections.publish(db, "mallory", "bait", key, by_operator=True))

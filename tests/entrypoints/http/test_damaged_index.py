@@ -11,7 +11,7 @@ from anabranch.app import readiness
 from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.model import PARTIAL
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.models.factory import LocalEmbedder
 from support.collection_server import Library, library, text
 
@@ -34,7 +34,7 @@ async def test_answers_are_partial_until_a_damaged_segment_is_rebuilt(tmp_path: 
     folder = tmp_path / "data"
     async with library(folder, models_dir) as shelf:
         collection = await shelf.collection("animals")
-        database = Database.open(folder)
+        database = SqliteDatabase.open(folder)
         writer = IndexWriter(database, Generations(folder / "index"), LocalEmbedder.name)
         for content in (HERONS, OTTERS):
             await shelf.ingest(collection, text(content))

@@ -17,8 +17,8 @@ import pytest
 
 from anabranch.app.redis_erasure import KEYS
 from anabranch.knowledge.records import backup
-from anabranch.knowledge.records.database import NAME, Database, connect
 from anabranch.knowledge.records.erasures import TABLES
+from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase, connect
 from support.cli_runner import environment
 from support.collection_server import Library, library, text
 from support.data_bytes import files_with, keys_with, values
@@ -386,11 +386,11 @@ async def test_backups_that_may_hold_what_was_erased_are_named(tmp_path: Path, m
     async with opened(tmp_path, models_dir) as there:
         document = await filled(there)
         file = tmp_path / "copy.sqlite"
-        with closing(Database.open(there.folder)) as database:
+        with closing(SqliteDatabase.open(there.folder)) as database:
             backup.back_up(database, file)
         erasure = await erased(there, document=document)
         assert erasure["backups"] == [str(file)]
-        with closing(Database.open(there.folder)) as database:
+        with closing(SqliteDatabase.open(there.folder)) as database:
             backup.back_up(database, file)
         erasure = await there.good("GET", f"/v1/erasures/{erasure['id']}", who="root")
         assert erasure["backups"] == []
@@ -444,6 +444,6 @@ async def test_the_erasure_of_an_unknown_user_says_so(tmp_path: Path, models_dir
 
 
 def test_every_table_says_whether_it_can_hold_what_is_erased(tmp_path: Path) -> None:
-    with closing(Database.open(tmp_path)) as database, closing(connect(database.path)) as db:
+    with closing(SqliteDatabase.open(tmp_path)) as database, closing(connect(database.path)) as db:
         names = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert {name for name in names if not name.startswith("sqlite_")} == set(TABLES)

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from anabranch.domain.model import Message
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import NAME, Database
+from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase
 from anabranch.testing import Space
 from support.collection_server import Issuer, Library, library, text
 from support.metrics_scrape import scrape
@@ -48,7 +48,7 @@ async def space() -> AsyncIterator[Space]:
 
 def person(shelf: Library, name: str, **more: Any) -> str:
     """A user whose log is empty."""
-    with closing(Database.open(shelf.folder)) as database:
+    with closing(SqliteDatabase.open(shelf.folder)) as database:
         shelf.secrets[name] = database.writing(lambda db: keys.create(db, user=name, **more))[1]
     return name
 

@@ -21,7 +21,8 @@ from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Endpoint
 from anabranch.entrypoints.cli.resources import alone
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database, StoreFailed
+from anabranch.knowledge.records.database import StoreFailed
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.testing import Space
 from conftest import Server, running
 from support.planner_fixtures import Desk
@@ -119,7 +120,7 @@ class House:
         assert self._write(lambda db: keys.revoke(db, key.id))
 
     def _write(self, work: Callable[[Any], Any]) -> Any:
-        database = Database.open(self.folder)
+        database = SqliteDatabase.open(self.folder)
         try:
             return database.writing(work)
         finally:

@@ -13,7 +13,7 @@ from anabranch import Anabranch
 from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.http.access import Access
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.sqlite import SqliteDatabase
 from support.collection_server import Library, Reply, library, text
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("sessions")]
@@ -144,7 +144,7 @@ async def test_everybody_can_ask_who_they_are(shelf: Library) -> None:
 
 
 async def test_an_invalid_cookie_is_cleared_and_never_an_error(shelf: Library) -> None:
-    database = Database.open(shelf.folder)
+    database = SqliteDatabase.open(shelf.folder)
     key, secret = database.writing(lambda db: keys.create(db, user="dora"))
     database.writing(lambda db: keys.revoke(db, key.id))
     database.close()

@@ -28,7 +28,7 @@ from anabranch.entrypoints.cli.terminal import (
 )
 from anabranch.entrypoints.logged_queries import seconds_of
 from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.database import Connection
+from anabranch.knowledge.records.database import Session
 
 PAGE = 500
 FORGOTTEN = "(forgotten)"
@@ -77,7 +77,7 @@ def export(file: Path | None, force: bool, settings: Settings, **given: Any) -> 
     """Print every record as JSON, one per line, newest first."""
     wanted = _wanted(**given)
 
-    def part(last: AuditRecord | None, db: Connection) -> list[AuditRecord]:
+    def part(last: AuditRecord | None, db: Session) -> list[AuditRecord]:
         return audit.listed(db, wanted, None if last is None else last.seq, PAGE)
 
     write_export(map(json_line, exported(settings, "audit.exported", part)), file, force, "record")

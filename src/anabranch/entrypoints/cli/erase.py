@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from anabranch.app.erasure import eraser_for
-from anabranch.app.knowledge_opener import folder_of
+from anabranch.app.records import folder_of
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import AnabranchError, Conflict
 from anabranch.entrypoints.cli.options import json_option, settings_option, yes_option

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from anabranch.app.knowledge_opener import folder_of
+from anabranch.app.records import folder_of
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import AuditEntry
 from anabranch.entrypoints.cli.options import json_option, settings_option
@@ -22,7 +22,7 @@ from anabranch.entrypoints.cli.resources import (
 )
 from anabranch.entrypoints.cli.terminal import counted, moment, notes, print_fields, print_result, progress, size
 from anabranch.knowledge.records import documents, jobs
-from anabranch.knowledge.records.database import NAME
+from anabranch.knowledge.records.sqlite import NAME
 
 # By whether an indexer runs.
 WHEN_BUILT = {

@@ -15,7 +15,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from anabranch.app.knowledge_opener import folder_of
+from anabranch.app.records import folder_of
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import (
     AnabranchError,

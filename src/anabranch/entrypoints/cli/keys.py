@@ -18,7 +18,7 @@ from anabranch.entrypoints.logged_queries import seconds_of
 from anabranch.knowledge import key_requests
 from anabranch.knowledge.records import collections
 from anabranch.knowledge.records import keys as api_keys
-from anabranch.knowledge.records.database import Connection
+from anabranch.knowledge.records.database import Session
 from anabranch.policies.limits import limits_of
 
 DURATION = re.compile(r"([0-9]{1,6})([smhdw])")
@@ -206,12 +206,12 @@ def _print_secret(key: dict[str, Any], secret: str, what: str, *, as_json: bool)
     )
 
 
-def _viewed(db: Connection, made: tuple[api_keys.ApiKey, str]) -> tuple[dict[str, Any], str]:
+def _viewed(db: Session, made: tuple[api_keys.ApiKey, str]) -> tuple[dict[str, Any], str]:
     key, secret = made
     return _view(db, key), secret
 
 
-def _view(db: Connection, key: api_keys.ApiKey) -> dict[str, Any]:
+def _view(db: Session, key: api_keys.ApiKey) -> dict[str, Any]:
     """A key as `--json` prints it."""
     return cast("dict[str, Any]", msgspec.to_builtins(key_fields(key, collections.listed(db))))
 

@@ -16,7 +16,7 @@ from anabranch.entrypoints.cli.options import together
 from anabranch.entrypoints.cli.resources import exist, records, write
 from anabranch.entrypoints.cli.terminal import counted, notes, size, write_text
 from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.database import Connection
+from anabranch.knowledge.records.database import Session
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def note_more(found: Sequence[object], limit: int, export: str = "", *, as_json:
         notes().print(f"There are more than {limit:,}; show more with --limit{everything}")
 
 
-def exported(settings: Settings, action: str, part: Callable[[T | None, Connection], Sequence[T]]) -> Iterator[T]:
+def exported(settings: Settings, action: str, part: Callable[[T | None, Session], Sequence[T]]) -> Iterator[T]:
     """All entries of a log, recorded as `action` in the audit log. `part` reads those behind the last one; each part is
     a transaction of its own: a long one would make the write-ahead log grow."""
     if not exist(settings):

@@ -45,7 +45,7 @@ from anabranch.entrypoints.logged_queries import (
 from anabranch.knowledge.collection_names import only
 from anabranch.knowledge.records import collections, logged_queries
 from anabranch.knowledge.records import queries as query_log
-from anabranch.knowledge.records.database import Connection
+from anabranch.knowledge.records.database import Session
 from anabranch.knowledge.records.logged_queries import LoggedAnswer, LoggedQuery, QueryFilter
 
 PAGE = 100
@@ -93,7 +93,7 @@ def list_queries(limit: int, as_json: bool, settings: Settings, **given: Any) ->
 def show(identifier: str, as_json: bool, settings: Settings) -> None:
     """Show a question with its answer, citations and passages, by its ID or the beginning of it."""
 
-    def work(db: Connection) -> list[LoggedAnswer]:
+    def work(db: Session) -> list[LoggedAnswer]:
         found = logged_queries.detail(db, OPERATOR, identifier) or _with_prefix(db, identifier)
         return [] if found is None else [found]
 
@@ -107,7 +107,7 @@ def show(identifier: str, as_json: bool, settings: Settings) -> None:
         _print_detail(detail)
 
 
-def _with_prefix(db: Connection, prefix: str) -> LoggedAnswer | None:
+def _with_prefix(db: Session, prefix: str) -> LoggedAnswer | None:
     """The only entry whose id begins with the prefix. Conflict if there are several."""
     found = logged_queries.ids_with_prefix(db, prefix, MAX_CANDIDATES + 1) if prefix else []
     if len(found) > 1:
@@ -179,7 +179,7 @@ def export(file: Path | None, force: bool, settings: Settings, **given: Any) -> 
     """
     wanted = _wanted(settings, **given)
 
-    def part(last: LoggedAnswer | None, db: Connection) -> list[LoggedAnswer]:
+    def part(last: LoggedAnswer | None, db: Session) -> list[LoggedAnswer]:
         entries = logged_queries.listed(db, OPERATOR, wanted, None if last is None else last.query.key, PAGE)
         details = (logged_queries.detail(db, OPERATOR, one.entry.id) for one in entries)
         return [one for one in details if one is not None]

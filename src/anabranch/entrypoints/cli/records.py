@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from anabranch.app.knowledge_opener import folder_of
+from anabranch.app.records import folder_of
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import AuditEntry
 from anabranch.domain.errors import ConfigurationError, Conflict
@@ -18,7 +18,15 @@ from anabranch.entrypoints.cli.options import (
     passphrase_option,
     settings_option,
 )
-from anabranch.entrypoints.cli.resources import alone, audited, cleaning_up, records, require_records
+from anabranch.entrypoints.cli.resources import (
+    alone,
+    audited,
+    cleaning_up,
+    file_records,
+    records,
+    require_file,
+    require_records,
+)
 from anabranch.entrypoints.cli.terminal import (
     counted,
     flat,
@@ -28,9 +36,10 @@ from anabranch.entrypoints.cli.terminal import (
 )
 from anabranch.knowledge.records import backup as copies
 from anabranch.knowledge.records import documents, keys
-from anabranch.knowledge.records.database import NAME, Connection
+from anabranch.knowledge.records.database import Session
 from anabranch.knowledge.records.encryption import Encryption
 from anabranch.knowledge.records.erasures import Repeated
+from anabranch.knowledge.records.sqlite import NAME
 from anabranch.models.factory import LocalEmbedder
 
 
@@ -64,11 +73,12 @@ def backup(
         recipients=encrypt_to, passphrase=passphrase_given(settings, passphrase_file) if asked_for_passphrase else None
     )
     encryption.check()
+    require_file(settings)
     require_records(settings)
     copies.check_target(file, folder_of(settings), replace=force)
     details = {"encrypted": True} if encryption else {}
     entry = AuditEntry(action="records.backed_up", object="file", name=str(file.resolve()), details=details)
-    with cleaning_up(), audited(settings, entry), records(settings) as database:
+    with cleaning_up(), audited(settings, entry), file_records(settings) as database:
         counts = copies.back_up(database, file, encryption, replace=force)
     _print_copy("Backed up and encrypted" if encryption else "Backed up", file, counts, as_json=as_json)
 
@@ -88,6 +98,7 @@ def restore(
     settings: Settings,
 ) -> None:
     """Replace the records with FILE, a backup."""
+    require_file(settings)
     folder = folder_of(settings)
     if os.path.realpath(file) == os.path.realpath(folder / NAME):
         raise ConfigurationError(f"{file} is the file of the records themselves.")
@@ -132,7 +143,7 @@ def _erasures_notes(repeated: Repeated | None) -> Iterator[str]:
         )
 
 
-def _keys_warning(db: Connection, replaced: Path | None) -> str | None:
+def _keys_warning(db: Session, replaced: Path | None) -> str | None:
     """What to know of the keys of restored records: a backup does not know what was revoked after it."""
     count = keys.valid_again(db, replaced) if replaced is not None else None
     if count == 0 or not keys.credentials(db):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of, has_records
+from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.app.records import folder_of, has_records, node_of, open_records
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import AuditEntry
@@ -20,7 +21,8 @@ from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.database import NAME, Connection, Database
+from anabranch.knowledge.records.database import Database, Session
+from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase
 from anabranch.models.factory import embedder_for
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ OPERATOR = Caller(operator=True)
 
 def exist(settings: Settings) -> bool:
     """Whether there are records. Commands that only read do not create them."""
-    return has_records(folder_of(settings))
+    return has_records(settings)
 
 
 def require_records(settings: Settings) -> None:
@@ -62,7 +64,21 @@ def require_model(settings: Settings) -> None:
 
 def records(settings: Settings) -> "closing[Database]":
     """The records only: works even if the embedder's settings are wrong."""
-    return closing(Database.open(folder_of(settings)))
+    return closing(open_records(settings))
+
+
+def file_records(settings: Settings) -> "closing[SqliteDatabase]":
+    """The records in a file; ConfigurationError if they are in PostgreSQL."""
+    require_file(settings)
+    return closing(SqliteDatabase.open(folder_of(settings)))
+
+
+def require_file(settings: Settings) -> None:
+    if settings.database_url is not None:
+        raise ConfigurationError(
+            "The records are in PostgreSQL (AGGREGATOR_DATABASE_URL). Back them up and restore them with its tools, "
+            "such as pg_dump and pg_restore; every node builds its index again from them."
+        )
 
 
 @asynccontextmanager
@@ -90,7 +106,7 @@ def run(settings: Settings, work: "Callable[[Knowledge], Awaitable[T]]", *, crea
     return asyncio.run(opened())
 
 
-def write(settings: Settings, work: Callable[[Connection], T], *, deleting: bool = False) -> T:
+def write(settings: Settings, work: Callable[[Session], T], *, deleting: bool = False) -> T:
     """Run one transaction on the records."""
     with records(settings) as database:
         return database.writing(work, deleting=deleting)
@@ -109,7 +125,7 @@ def audited(settings: Settings, entry: AuditEntry) -> Iterator[None]:
         raise
 
 
-def read(settings: Settings, work: Callable[[Connection], list[T]]) -> list[T]:
+def read(settings: Settings, work: Callable[[Session], list[T]]) -> list[T]:
     """Read a list from the records; empty if there are none."""
     if not exist(settings):
         return []
@@ -120,7 +136,7 @@ def read(settings: Settings, work: Callable[[Connection], list[T]]) -> list[T]:
 def index_of(settings: Settings) -> "Generations":
     from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
 
-    return Generations(folder_of(settings) / "index")
+    return Generations(folder_of(settings) / "index", node_of(settings))
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from anabranch.app.knowledge_opener import folder_of
+from anabranch.app.records import folder_of
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError
 from anabranch.entrypoints.cli.options import (

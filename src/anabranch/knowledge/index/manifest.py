@@ -42,8 +42,10 @@ class IndexManifest(Value):
 class Generations:
     """The folder of the index. One process writes; readers detect changes by the stamp of `CURRENT`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, node: str = "") -> None:
         self.folder = folder
+        # Each node has an index of its own.
+        self.node = node
 
     def stamp(self) -> tuple[int, int]:
         try:

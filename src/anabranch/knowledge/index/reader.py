@@ -18,8 +18,8 @@ from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManife
 from anabranch.knowledge.index.permission_classes import CollectionReaders, PermissionClasses
 from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
 from anabranch.knowledge.model import Caller, Collection
-from anabranch.knowledge.records import attributes, changes, collections, documents
-from anabranch.knowledge.records.database import Connection, Row, StaleSnapshot
+from anabranch.knowledge.records import attributes, changes, collections, documents, embeddings
+from anabranch.knowledge.records.database import Row, Session, StaleSnapshot
 from anabranch.text.words import terms
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Catalog:
         self._readers = CollectionReaders()
         self._attributes: OrderedDict[tuple[str, str], Mask] = OrderedDict()
 
-    def refresh(self, db: Connection) -> tuple[int, bool]:
+    def refresh(self, db: Session) -> tuple[int, bool]:
         """Apply all changes up to the connection's snapshot; returns its newest change, and whether everything was read
         again because older changes are deleted."""
         oldest, head = changes.bounds(db)
@@ -66,7 +66,7 @@ class Catalog:
         self.seq = head
         return head, everything
 
-    def _refresh_collections(self, db: Connection, keys: Sequence[int]) -> None:
+    def _refresh_collections(self, db: Session, keys: Sequence[int]) -> None:
         """Read those that have changed: others may have long lists of users. 0 stands for all."""
         if 0 in keys:
             self.collections, self._readers = {}, CollectionReaders()
@@ -109,7 +109,7 @@ class Catalog:
             alive &= np.isin(self._table["collection"], caller.rights.collections)
         return alive if allowed.all() else alive & allowed[self._table["permissions"]]
 
-    def mask(self, db: Connection, filters: Filters, caller: Caller) -> Mask:
+    def mask(self, db: Session, filters: Filters, caller: Caller) -> Mask:
         """A mask of the documents that the caller may see and that match the filters."""
         mask = self.permitted(caller)
         if filters.collections is not None:
@@ -156,7 +156,7 @@ class Catalog:
         """The keys of the permitted documents of a collection, or of all collections, in order."""
         return np.flatnonzero(permitted if key is None else permitted & (self._table["collection"] == key))
 
-    def with_attribute(self, db: Connection, name: str, value: str) -> Mask:
+    def with_attribute(self, db: Session, name: str, value: str) -> Mask:
         """A mask of the documents with an attribute of this value."""
         mask = self._attributes.get((name, value))
         if mask is None:
@@ -200,7 +200,7 @@ class ChunkTypes:
         self._types = np.zeros(0, np.int8)
         self._last = 0
 
-    def refresh(self, db: Connection) -> None:
+    def refresh(self, db: Session) -> None:
         """Read the types of all chunks up to the connection's snapshot."""
         with self._lock:
             while rows := documents.chunk_types(db, self._last, MAX_TYPES_READ):
@@ -307,7 +307,7 @@ class IndexReader:
         self.manifest = IndexManifest()
         self.catalog = Catalog()
 
-    def view(self, db: Connection, filters: Filters, caller: Caller) -> View:
+    def view(self, db: Session, filters: Filters, caller: Caller) -> View:
         """A view of what the caller may find in the connection's snapshot."""
         if filters.chunk_types:  # before the lock: the first time it reads all chunks
             self._chunk_types.refresh(db)
@@ -336,20 +336,20 @@ class IndexReader:
         """Whether a part of the index is damaged, as of the last refresh."""
         return len(self._segments) < len(self.manifest.segments)
 
-    def is_reported_damaged(self, db: Connection) -> bool:
+    def is_reported_damaged(self, db: Session) -> bool:
         """Whether the manifest is damaged, lost or of other records, or says that a segment is damaged."""
         manifest = self._generations.intact()
         if manifest is None:
             return is_manifest_lost(db, self._generations)
         return bool(manifest.damaged) or is_foreign(db, manifest)
 
-    def with_catalog(self, db: Connection, work: Callable[[Connection, Catalog], T]) -> T:
+    def with_catalog(self, db: Session, work: Callable[[Session, Catalog], T]) -> T:
         """Do something with the catalog as of the connection's snapshot; meanwhile nobody changes it."""
         with self._lock:
             self._refresh(db)
             return work(db, self.catalog)
 
-    def _refresh(self, db: Connection) -> None:
+    def _refresh(self, db: Session) -> None:
         snapshot, everything = self.catalog.refresh(db)
         if everything:  # perhaps with the vectors of another embedder
             self._segments, self._delta, self._delta_seq = {}, (), -1
@@ -366,12 +366,14 @@ class IndexReader:
             self._extend(db)
             self._delta_seq = self.catalog.seq
 
-    def _newest(self, db: Connection) -> IndexManifest:
+    def _newest(self, db: Session) -> IndexManifest:
         """The manifest on disk. If it is damaged or lost, the open one, or an empty one: what no open segment has is
         read from the records, so that searches are complete."""
         manifest = self._generations.intact()
         if manifest is None and is_manifest_lost(db, self._generations):
             self._damaged(CURRENT)
+        if manifest is not None and manifest.seq < embeddings.replaced_at(db):
+            return IndexManifest()  # another node has embedded everything again
         return manifest or self.manifest
 
     def _adopt(self, manifest: IndexManifest, stamp: tuple[int, int]) -> None:
@@ -404,7 +406,7 @@ class IndexReader:
         self._generations.check(manifest, name)
         return self._part(Segment.map(self._generations.path(name), manifest.dimensions))
 
-    def _extend(self, db: Connection) -> None:
+    def _extend(self, db: Session) -> None:
         """Add the documents to the delta that are in no segment yet; their chunks have the highest keys."""
         last = int(self._delta[-1].segment.keys[-1]) if self._delta else self.manifest.last_chunk
         segment = load(db, documents.after_chunk(db, last))
@@ -418,21 +420,22 @@ class IndexReader:
         return ReadSegment(segment, self.catalog.documents_of(segment.keys))
 
 
-def is_manifest_lost(db: Connection, generations: Generations) -> bool:
+def is_manifest_lost(db: Session, generations: Generations) -> bool:
     """Whether the manifest is damaged, or gone although an index was written for chunks that the records hold."""
     try:
-        return generations.read() is None and documents.indexed(db) > 0
+        return generations.read() is None and documents.indexed(db, generations.node) > 0
     except SegmentDamaged:
         return True
 
 
-def is_foreign(db: Connection, manifest: IndexManifest) -> bool:
-    """Whether an index was made of other records than those of a snapshot that began after its manifest was read."""
+def is_foreign(db: Session, manifest: IndexManifest) -> bool:
+    """Whether an index was made of other records than those of a snapshot that began after its manifest was read, or
+    holds the vectors of an earlier embedder."""
     _, head = changes.bounds(db)
-    return manifest.seq > head
+    return manifest.seq > head or (bool(manifest.segments) and manifest.seq < embeddings.replaced_at(db))
 
 
-def load(db: Connection, keys: Sequence[int]) -> Segment:
+def load(db: Session, keys: Sequence[int]) -> Segment:
     """A segment in memory of the chunks of some documents."""
     rows = documents.indexable_chunks(db, keys)
     vectors = np.frombuffer(b"".join(row["vector"] for row in rows), np.float32)

@@ -20,7 +20,7 @@ from anabranch.knowledge.index.reader import REBUILT, Catalog, is_foreign, is_ma
 from anabranch.knowledge.index.segment import BinaryVectors, Mask, Segment
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import changes, documents, embeddings
-from anabranch.knowledge.records.database import Connection, Database, StoreFailed
+from anabranch.knowledge.records.database import Database, Session, StoreFailed
 from anabranch.telemetry.log import Log
 
 T = TypeVar("T")
@@ -50,6 +50,11 @@ class IndexWriter:
         self._lock = threading.Lock()
         # Opened and found whole; the others are opened when they are needed.
         self._opened: dict[str, Segment] = {}
+
+    @property
+    def seq(self) -> int:
+        """The last change that the index includes."""
+        return self._generations.current().seq
 
     def unindexed(self) -> tuple[int, float]:
         """How many chunks are not in the index yet, and the age in seconds of the oldest."""
@@ -148,9 +153,9 @@ class IndexWriter:
 
     def _note_indexed(self) -> None:
         """Let the records say up to which chunk an index was written: a lost one is told from none by that."""
-        last = self._generations.current().last_chunk
-        if self._database.reading(documents.indexed_up_to) != last:
-            self._database.writing(lambda db: documents.note_indexed(db, last))
+        last, node = self._generations.current().last_chunk, self._generations.node
+        if self._database.reading(lambda db: documents.indexed_up_to(db, node)) != last:
+            self._database.writing(lambda db: documents.note_indexed(db, last, node))
 
     def _on_whole_segments(self, work: Callable[[], T]) -> T:
         """Repair the index, and change it; again if a segment turns out to be damaged meanwhile."""
@@ -213,7 +218,7 @@ class IndexWriter:
     def _from_records(self, first: int, last: int, number: int) -> Iterator[tuple[str, str]]:
         """Segments of the chunks after `first`, up to `last`: their names and checksums."""
 
-        def read(db: Connection) -> tuple[list[int], Segment]:
+        def read(db: Session) -> tuple[list[int], Segment]:
             waiting = documents.after_chunk(db, first, last)[:FOLD_DOCUMENTS]
             return waiting, load(db, waiting)
 
@@ -236,7 +241,7 @@ class IndexWriter:
         """Write one segment of new chunks; returns whether there are more."""
         manifest = self._generations.current()
 
-        def read(db: Connection) -> tuple[Segment, bool]:
+        def read(db: Session) -> tuple[Segment, bool]:
             waiting = documents.after_chunk(db, manifest.last_chunk)
             self._catalog.refresh(db)
             return load(db, waiting[:FOLD_DOCUMENTS]), len(waiting) > FOLD_DOCUMENTS

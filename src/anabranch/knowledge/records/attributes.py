@@ -1,11 +1,10 @@
 """The attributes of documents: what filters can match of their metadata."""
 
-import sqlite3
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from anabranch.knowledge.records.database import as_json
+from anabranch.knowledge.records.database import Session, as_json
 
 MAX_ATTRIBUTES = 200
 MAX_ATTRIBUTE = 500
@@ -13,13 +12,13 @@ MAX_ATTRIBUTE = 500
 CONNECTOR = "source.connector_id"
 
 
-def replace(db: sqlite3.Connection, key: int, metadata: Mapping[str, Any], connector_id: str | None) -> None:
+def replace(db: Session, key: int, metadata: Mapping[str, Any], connector_id: str | None) -> None:
     db.execute("DELETE FROM attributes WHERE document = ?", (key,))
     found = of(metadata) | ({(CONNECTOR, comparable(connector_id))} if connector_id else set())
     db.executemany("INSERT INTO attributes VALUES (?, ?, ?)", ((*pair, key) for pair in found))
 
 
-def documents_with(db: sqlite3.Connection, name: str, value: str) -> list[int]:
+def documents_with(db: Session, name: str, value: str) -> list[int]:
     """The keys of documents with an attribute of this value."""
     rows = db.execute("SELECT document FROM attributes WHERE name = ? AND value = ?", (name, value))
     return [row[0] for row in rows]

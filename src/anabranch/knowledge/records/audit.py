@@ -18,9 +18,10 @@ from anabranch.domain.audit import USER, Actor, AuditEntry, AuditFilter, AuditRe
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
-from anabranch.knowledge.records.database import as_json, migrate
+from anabranch.knowledge.records.database import Row, Session, as_json
 from anabranch.knowledge.records.facts import fact, set_fact
 from anabranch.knowledge.records.schema import AUDIT, MIGRATIONS
+from anabranch.knowledge.records.sqlite import connect_to, migrate
 
 EPOCH = datetime.fromtimestamp(0, UTC)
 # A name has another salt every day: who did what on different days cannot be compared once it is forgotten.
@@ -85,7 +86,7 @@ class AuditHead(Value):
     hash: str
 
 
-def append(db: sqlite3.Connection, entry: AuditEntry, by: Actor | None = None) -> None:
+def append(db: Session, entry: AuditEntry, by: Actor | None = None) -> None:
     """Record what this transaction does, and who does it: `by`, else whoever acts now."""
     by = by or acting.get()()
     at_us = time.time_ns() // 1_000
@@ -120,7 +121,7 @@ def append(db: sqlite3.Connection, entry: AuditEntry, by: Actor | None = None) -
         raise AuditDamaged
 
 
-def _digest(db: sqlite3.Connection, day: int, subject: str, name: str) -> bytes:
+def _digest(db: Session, day: int, subject: str, name: str) -> bytes:
     """The digest of a name, which is stored with its salt under what it is a name of."""
     if not name:
         return NO_NAME
@@ -149,7 +150,7 @@ def _encoded(values: Sequence[Any]) -> bytes:
     return msgspec.msgpack.encode([one.encode() if isinstance(one, str) else one for one in values])
 
 
-def forget(db: sqlite3.Connection, *subjects: str) -> int:
+def forget(db: Session, *subjects: str) -> int:
     """Forget the names of some subjects; returns how many. A subject is the `object` of a record, such as
     `document:ID`, or a person or group: `user:NAME` (with the addresses, the keys and the published paths of that
     user, and the titles of documents that the user has sent), `group:NAME`."""
@@ -168,7 +169,7 @@ def forget(db: sqlite3.Connection, *subjects: str) -> int:
     return len(digests)
 
 
-def created_by(db: sqlite3.Connection, kind: str, users: Iterable[str]) -> list[str]:
+def created_by(db: Session, kind: str, users: Iterable[str]) -> list[str]:
     """What these users have created of a kind, such as `collection`, also if it was deleted since. This must be asked
     before the names of the users are forgotten."""
     found = db.execute(
@@ -178,7 +179,7 @@ def created_by(db: sqlite3.Connection, kind: str, users: Iterable[str]) -> list[
     return [row[0] for row in found]
 
 
-def _titles_sent_by(db: sqlite3.Connection, users: Iterable[str]) -> list[bytes]:
+def _titles_sent_by(db: Session, users: Iterable[str]) -> list[bytes]:
     """The digests of the titles with which users have sent documents, also of those that are somebody else's now."""
     found = db.execute(
         "SELECT DISTINCT name FROM audit WHERE action IN ('document.added', 'document.replaced', 'document.failed') "  # noqa: S608
@@ -188,12 +189,12 @@ def _titles_sent_by(db: sqlite3.Connection, users: Iterable[str]) -> list[bytes]
     return [bytes(row[0]) for row in found]
 
 
-def erase(db: sqlite3.Connection, erased: Erased) -> int:
+def erase(db: Session, erased: Erased) -> int:
     """Forget the names of what is erased."""
     return forget(db, *(f"document:{one}" for one in erased.documents), *(f"user:{one}" for one in erased.users))
 
 
-def expire(db: sqlite3.Connection, days: float) -> int:
+def expire(db: Session, days: float) -> int:
     """Delete the oldest records, if they are older than some days; returns how many. A new record says up to which one,
     so that a verification can begin there. Deletes a part at a time: others wait to write."""
     limit_us = time.time_ns() // 1_000 - round(days * DAY_US)
@@ -211,14 +212,14 @@ def expire(db: sqlite3.Connection, days: float) -> int:
     return deleted
 
 
-def head(db: sqlite3.Connection) -> AuditHead:
+def head(db: Session) -> AuditHead:
     row = db.execute("SELECT head_seq, head_hash FROM audit_chain").fetchone()
     if row is None or not isinstance(row[1], bytes):
         raise AuditDamaged
     return AuditHead(seq=row[0], hash=row[1].hex())
 
 
-def is_kept(db: sqlite3.Connection) -> bool:
+def is_kept(db: Session) -> bool:
     """Whether the records have an audit log; those of earlier versions do not."""
     try:
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
@@ -227,7 +228,7 @@ def is_kept(db: sqlite3.Connection) -> bool:
     return version > MIGRATIONS.index(AUDIT)
 
 
-def verify(db: sqlite3.Connection, noted: AuditHead | None = None) -> list[AuditFinding]:
+def verify(db: Session, noted: AuditHead | None = None) -> list[AuditFinding]:
     """What is wrong with the log: a record or name that was changed, deleted, inserted or moved. With `noted`, also
     whether the log still has that record."""
     try:
@@ -239,7 +240,7 @@ def verify(db: sqlite3.Connection, noted: AuditHead | None = None) -> list[Audit
 class _Verification:
     """One reading of the whole log."""
 
-    def __init__(self, db: sqlite3.Connection, noted: AuditHead | None) -> None:
+    def __init__(self, db: Session, noted: AuditHead | None) -> None:
         self._db = db
         self._noted = noted
         self._found: list[AuditFinding] = []
@@ -266,7 +267,7 @@ class _Verification:
     def _schema(self) -> None:
         """What in the schema could add, hide or replace something of the log."""
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+        with closing(connect_to(":memory:")) as made:
             migrate(made, MIGRATIONS[:version])
             expected, found = (
                 {(str(kind), str(name)): sql for kind, name, sql in db.execute(SCHEMA)} for db in (made, self._db)
@@ -375,22 +376,22 @@ CONDITIONS = {
 }
 
 
-def listed(db: sqlite3.Connection, wanted: AuditFilter, before: int | None, limit: int) -> list[AuditRecord]:
+def listed(db: Session, wanted: AuditFilter, before: int | None, limit: int) -> list[AuditRecord]:
     """Records, newest first, before one of them; AuditDamaged if they cannot be read."""
     given = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
-    conditions = [_condition(name) for name in given] or ["1"]
+    conditions = [_condition(name) for name in given] or ["TRUE"]
     if before is not None:
         conditions.append("seq < :before")
     query = f"{READ}{' AND '.join(conditions)} ORDER BY seq DESC LIMIT :limit"
     return _records(db, query, {**given, "before": before, "limit": limit})
 
 
-def after(db: sqlite3.Connection, seq: int, limit: int) -> list[AuditRecord]:
+def after(db: Session, seq: int, limit: int) -> list[AuditRecord]:
     """Records after one of them, oldest first."""
     return _records(db, f"{READ} seq > ? ORDER BY seq LIMIT ?", (seq, limit))
 
 
-def _records(db: sqlite3.Connection, query: str, values: Mapping[str, Any] | Sequence[Any]) -> list[AuditRecord]:
+def _records(db: Session, query: str, values: Mapping[str, Any] | Sequence[Any]) -> list[AuditRecord]:
     try:
         return [_record(db, row) for row in db.execute(query, values)]
     except (msgspec.MsgspecError, AttributeError, OverflowError, TypeError, ValueError):
@@ -405,7 +406,7 @@ def _condition(name: str) -> str:
     return CONDITIONS[name].replace("?", f":{name}")
 
 
-def _record(db: sqlite3.Connection, row: sqlite3.Row) -> AuditRecord:
+def _record(db: Session, row: Row) -> AuditRecord:
     details = msgspec.json.decode(row["details"], type=dict)
     granted = _granted(details)
     details.pop("granted", None)
@@ -431,16 +432,16 @@ def _shown(digest: bytes, name: str | None) -> str | None:
     return "" if digest == NO_NAME else name
 
 
-def _names_of(db: sqlite3.Connection, digests: Sequence[bytes]) -> Iterator[str | None]:
+def _names_of(db: Session, digests: Sequence[bytes]) -> Iterator[str | None]:
     for digest in digests:
         row = db.execute("SELECT name FROM audit_names WHERE digest = ?", (digest,)).fetchone()
         yield None if row is None else row[0]
 
 
-def passed_on(db: sqlite3.Connection, reader: str) -> int:
+def passed_on(db: Session, reader: str) -> int:
     """Up to which record the log was passed on to a reader outside, such as a collector."""
     return int(fact(db, f"{PASSED_ON}{reader}") or 0)
 
 
-def set_passed_on(db: sqlite3.Connection, reader: str, seq: int) -> None:
+def set_passed_on(db: Session, reader: str, seq: int) -> None:
     set_fact(db, f"{PASSED_ON}{reader}", str(seq))

@@ -19,17 +19,18 @@ from anabranch.domain.errors import ConfigurationError, Conflict
 from anabranch.knowledge.disk import LEAST_FREE, NO_SPACE, free_bytes
 from anabranch.knowledge.durable_files import regular, sync_file
 from anabranch.knowledge.records import audit, checksum, documents, erasures
-from anabranch.knowledge.records.database import (
+from anabranch.knowledge.records.database import StoreFailed
+from anabranch.knowledge.records.encryption import Decryption, Encryption, is_encrypted
+from anabranch.knowledge.records.schema import MIGRATIONS
+from anabranch.knowledge.records.sqlite import (
     NAME,
-    Connection,
-    Database,
-    StoreFailed,
+    SqliteDatabase,
+    SqliteSession,
+    connect_to,
     copy_database,
     migrate,
     read_only,
 )
-from anabranch.knowledge.records.encryption import Decryption, Encryption, is_encrypted
-from anabranch.knowledge.records.schema import MIGRATIONS
 
 PLAIN = ".decrypted-backup-"
 RESTORING = f"{NAME}.restoring"
@@ -43,12 +44,12 @@ class Backup(NamedTuple):
     """A backup in which no damage was found. Without a checksum (its own, or that of encryption), only damage that
     SQLite notices is found."""
 
-    db: Connection
+    db: SqliteSession
     has_checksum: bool
 
 
 def back_up(
-    database: Database,
+    database: SqliteDatabase,
     file: Path,
     encryption: Encryption = Encryption(),  # noqa: B008  frozen
     *,
@@ -100,7 +101,7 @@ def _reason(error: OSError | sqlite3.Error, needed: int) -> str:
 
 
 def _write(
-    database: Database, file: Path, beside: Path, encryption: Encryption, size: int, *, replace: bool
+    database: SqliteDatabase, file: Path, beside: Path, encryption: Encryption, size: int, *, replace: bool
 ) -> dict[str, int]:
     """Write a backup of about this size; returns the number of rows in the main tables."""
     is_nameless = _can_be_linked(beside)
@@ -121,7 +122,9 @@ def _write(
     return counts
 
 
-def _copy(database: Database, file: BinaryIO, writer: Connection, reader: Connection, folder: Path) -> dict[str, int]:
+def _copy(
+    database: SqliteDatabase, file: BinaryIO, writer: SqliteSession, reader: SqliteSession, folder: Path
+) -> dict[str, int]:
     """Copy the records into a file in a folder, with a checksum; returns the number of rows in the main tables."""
     try:
         database.backup(writer)
@@ -213,7 +216,7 @@ def opened(file: Path, decryption: Decryption, folder: Path) -> Iterator[Backup]
 
 
 @contextmanager
-def _decrypted(file: Path, decryption: Decryption, folder: Path) -> Iterator[Connection]:
+def _decrypted(file: Path, decryption: Decryption, folder: Path) -> Iterator[SqliteSession]:
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -243,7 +246,7 @@ def _has_checksum(content: BinaryIO, name: Path) -> bool:
 
 
 @contextmanager
-def _unnamed(folder: Path) -> Iterator[tuple[BinaryIO, Connection, Connection]]:
+def _unnamed(folder: Path) -> Iterator[tuple[BinaryIO, SqliteSession, SqliteSession]]:
     """A temporary file, with a connection that writes it as a database and one that reads it then. It has lost its name
     before anything is written: however the process ends, nothing is left. SQLite opens files only by name."""
     remove_plain(folder)
@@ -257,7 +260,7 @@ def _unnamed(folder: Path) -> Iterator[tuple[BinaryIO, Connection, Connection]]:
 
 
 @contextmanager
-def _connected(path: Path) -> Iterator[tuple[Connection, Connection]]:
+def _connected(path: Path) -> Iterator[tuple[SqliteSession, SqliteSession]]:
     with closing(_unlocked(path)) as writer, closing(_unlocked(path)) as reader:
         yield writer, reader
 
@@ -324,9 +327,9 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def _unlocked(file: Path) -> Connection:
+def _unlocked(file: Path) -> SqliteSession:
     """A database that nobody else uses, without a journal: an incomplete one is deleted."""
-    db = sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw&nolock=1", uri=True, isolation_level=None)
+    db = connect_to(f"{file.resolve().as_uri()}?mode=rw&nolock=1", uri=True)
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA journal_mode = OFF")
     db.execute("PRAGMA synchronous = OFF")
@@ -341,7 +344,7 @@ class Restored(NamedTuple):
     repeated: erasures.Repeated | None
 
 
-def restore(folder: Path, source: Connection, name: Path) -> Restored:
+def restore(folder: Path, source: SqliteSession, name: Path) -> Restored:
     """Replace the records in a folder with a backup. What was erased since is erased from it. The caller holds the
     lock."""
     fresh = folder / RESTORING
@@ -364,7 +367,7 @@ def restore(folder: Path, source: Connection, name: Path) -> Restored:
         ) from None
 
 
-def _validate(db: Connection, name: Path) -> None:
+def _validate(db: SqliteSession, name: Path) -> None:
     """Raises ConfigurationError unless it is an undamaged backup of a supported version."""
     try:
         version = int(db.execute("PRAGMA user_version").fetchone()[0])
@@ -387,7 +390,7 @@ def is_empty(folder: Path) -> bool:
     if not file.is_file():
         return True
     try:
-        with closing(sqlite3.connect(file)) as db:
+        with closing(connect_to(file)) as db:
             return not any(
                 db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()  # noqa: S608  our own names
                 for table in ("collections", "keys", "queries")
@@ -396,7 +399,7 @@ def is_empty(folder: Path) -> bool:
         return False
 
 
-def contents(db: Connection) -> dict[str, int]:
+def contents(db: SqliteSession) -> dict[str, int]:
     """The number of rows in the main tables of a backup."""
     return {
         table: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608  our own names
@@ -418,7 +421,7 @@ def _restored(file: Path, replaced: Path, repeated: erasures.Repeated | None) ->
     """The record of a restore, with the newest one of the log that is replaced: it is kept aside with the rest."""
     details: dict[str, int | str] = {}
     if replaced.is_file():
-        with suppress(sqlite3.Error, audit.AuditDamaged), closing(sqlite3.connect(replaced)) as db:
+        with suppress(sqlite3.Error, audit.AuditDamaged), closing(connect_to(replaced)) as db:
             newest = audit.head(db)
             details = {"replaced_seq": newest.seq, "replaced_hash": newest.hash}
     if repeated is not None and repeated.erasures:
@@ -456,7 +459,7 @@ def _keep(current: Path) -> Path:
 def _checkpoint(file: Path) -> bool:
     """Write the write-ahead log into the file and delete it; False if the file is too damaged."""
     try:
-        with closing(sqlite3.connect(file)) as db:
+        with closing(connect_to(file)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error:
         return False

@@ -1,32 +1,33 @@
 """The log of the documents and collections that changed, for readers that keep a copy of them."""
 
-import sqlite3
 import time
 
+from anabranch.knowledge.records.database import Session
 
-def record(db: sqlite3.Connection, op: str, document: int) -> None:
+
+def record(db: Session, op: str, document: int) -> None:
     db.execute("INSERT INTO changes (op, document, at) VALUES (?, ?, ?)", (op, document, time.time()))
 
 
-def bounds(db: sqlite3.Connection) -> tuple[int, int]:
+def bounds(db: Session) -> tuple[int, int]:
     """The oldest and the newest sequence number in the log of changes; 0 if there is none."""
     query = "SELECT (SELECT coalesce(min(seq), 0) FROM changes), (SELECT coalesce(max(seq), 0) FROM changes)"
     oldest, newest = db.execute(query).fetchone()
     return oldest, newest
 
 
-def documents_since(db: sqlite3.Connection, seq: int) -> list[int]:
+def documents_since(db: Session, seq: int) -> list[int]:
     """The keys of documents that were added, updated or removed after a sequence number."""
     return [
         row[0] for row in db.execute("SELECT DISTINCT document FROM changes WHERE seq > ? AND document > 0", (seq,))
     ]
 
 
-def collections_since(db: sqlite3.Connection, seq: int) -> list[int]:
+def collections_since(db: Session, seq: int) -> list[int]:
     """The keys of collections that were added, changed or removed after a sequence number; 0 stands for all."""
     rows = db.execute("SELECT DISTINCT -document FROM changes WHERE seq > ? AND document <= 0", (seq,))
     return [row[0] for row in rows]
 
 
-def trim(db: sqlite3.Connection, before: int) -> None:
+def trim(db: Session, before: int) -> None:
     db.execute("DELETE FROM changes WHERE seq < ?", (before,))

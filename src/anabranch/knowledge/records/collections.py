@@ -1,7 +1,6 @@
 """Collections: named sets of documents with their chunking and default permissions, and the endpoints that publish
 them."""
 
-import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +10,7 @@ from anabranch.domain.audit import AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Collection, CollectionSettings, DefaultVisibility, Erased
 from anabranch.knowledge.records import audit, changes, documents
-from anabranch.knowledge.records.database import as_json, new_id
+from anabranch.knowledge.records.database import Row, Session, as_json, new_id
 from anabranch.knowledge.records.facts import fact
 
 
@@ -29,31 +28,28 @@ class PublishedEndpoint(Value):
         return f"{self.owner}/{self.slug}"
 
 
-def create(
-    db: sqlite3.Connection, *, owner: str, name: str, description: str, settings: CollectionSettings
-) -> Collection | None:
+def create(db: Session, *, owner: str, name: str, description: str, settings: CollectionSettings) -> Collection | None:
     """Create a collection; None if its owner has one of that name."""
-    try:
-        key = db.execute(
-            "INSERT INTO collections (id, owner, name, description, settings, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-            (new_id(), owner, name, description, as_json(settings), time.time()),
-        ).lastrowid
-    except sqlite3.IntegrityError:
+    row = db.execute(
+        "INSERT INTO collections (id, owner, name, description, settings, created_at) VALUES (?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT DO NOTHING RETURNING *",
+        (new_id(), owner, name, description, as_json(settings), time.time()),
+    ).fetchone()
+    if row is None:
         return None
-    changes.record(db, "collection", -(key or 0))
-    created = by_key(db, key or 0)
-    if created is not None:
-        granted = settings.default_permissions.granted
-        _record(db, "created", created, granted=granted, visibility=settings.default_permissions.visibility)
+    created = _collection(row)
+    changes.record(db, "collection", -created.key)
+    granted = settings.default_permissions.granted
+    _record(db, "created", created, granted=granted, visibility=settings.default_permissions.visibility)
     return created
 
 
-def default_visibility(db: sqlite3.Connection) -> DefaultVisibility:
+def default_visibility(db: Session) -> DefaultVisibility:
     """Who sees a new collection for which nobody says it, if the settings do not."""
     return "public" if fact(db, "default_visibility") == "public" else "private"
 
 
-def describe(db: sqlite3.Connection, found: Collection, description: str, settings: CollectionSettings) -> Collection:
+def describe(db: Session, found: Collection, description: str, settings: CollectionSettings) -> Collection:
     """Change the description and the settings of a collection; if they are others, this leaves a record."""
     if (description, settings) == (found.description, found.settings):
         return found
@@ -69,24 +65,24 @@ def describe(db: sqlite3.Connection, found: Collection, description: str, settin
     return changed
 
 
-def by_key(db: sqlite3.Connection, key: int) -> Collection | None:
+def by_key(db: Session, key: int) -> Collection | None:
     return next(map(_collection, db.execute("SELECT * FROM collections WHERE key = ?", (key,))), None)
 
 
-def count_of(db: sqlite3.Connection, owner: str) -> int:
+def count_of(db: Session, owner: str) -> int:
     return int(db.execute("SELECT count(*) FROM collections WHERE owner = ?", (owner,)).fetchone()[0])
 
 
-def by_keys(db: sqlite3.Connection, keys: Iterable[int]) -> list[Collection]:
-    query = "SELECT * FROM collections WHERE key IN (SELECT value FROM json_each(?)) ORDER BY key"
+def by_keys(db: Session, keys: Iterable[int]) -> list[Collection]:
+    query = "SELECT * FROM collections WHERE key IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY key"
     return list(map(_collection, db.execute(query, (as_json(list(keys)),))))
 
 
-def listed(db: sqlite3.Connection) -> list[Collection]:
+def listed(db: Session) -> list[Collection]:
     return [_collection(row) for row in db.execute("SELECT * FROM collections ORDER BY key")]
 
 
-def delete(db: sqlite3.Connection, key: int) -> None:
+def delete(db: Session, key: int) -> None:
     """Delete a collection with all its documents."""
     keys = [row[0] for row in db.execute("SELECT key FROM documents WHERE collection = ?", (key,))]
     if (deleted := by_key(db, key)) is not None:
@@ -111,7 +107,7 @@ def delete(db: sqlite3.Connection, key: int) -> None:
     changes.record(db, "collection", -key)
 
 
-def erase(db: sqlite3.Connection, erased: Erased) -> int:
+def erase(db: Session, erased: Erased) -> int:
     """Delete the collections of users with all their documents, and remove the users from the default permissions of
     others; returns how many collections were deleted."""
     owned = [one for one in listed(db) if one.owner in erased.users]
@@ -126,7 +122,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     return len(owned)
 
 
-def _collection(row: sqlite3.Row) -> Collection:
+def _collection(row: Row) -> Collection:
     return Collection(
         key=row["key"],
         id=row["id"],
@@ -138,15 +134,15 @@ def _collection(row: sqlite3.Row) -> Collection:
     )
 
 
-def publish(db: sqlite3.Connection, owner: str, slug: str, collection: int, *, by_operator: bool) -> bool:
+def publish(db: Session, owner: str, slug: str, collection: int, *, by_operator: bool) -> bool:
     """Publish a collection; False if the owner has another one under that slug. What the operator publishes, again or
     for the first time, is from then on the operator's."""
     row = db.execute("SELECT collection FROM endpoints WHERE owner = ? AND slug = ?", (owner, slug)).fetchone()
     if row is not None:
         here = "owner = ? AND slug = ? AND collection = ?"
         db.execute(
-            f"UPDATE endpoints SET by_operator = max(by_operator, ?) WHERE {here}",  # noqa: S608  our own names
-            (by_operator, owner, slug, collection),
+            f"UPDATE endpoints SET by_operator = 1 WHERE {here} AND ? = 1",  # noqa: S608  our own names
+            (owner, slug, collection, by_operator),
         )
         return bool(row["collection"] == collection)
     db.execute("INSERT INTO endpoints VALUES (?, ?, ?, ?, ?)", (owner, slug, collection, time.time(), by_operator))
@@ -154,7 +150,7 @@ def publish(db: sqlite3.Connection, owner: str, slug: str, collection: int, *, b
     return True
 
 
-def withdraw(db: sqlite3.Connection, owner: str, slug: str, collection: int | None = None) -> bool:
+def withdraw(db: Session, owner: str, slug: str, collection: int | None = None) -> bool:
     """Withdraw what is published there; with a `collection` only if it is that one. False if there is nothing."""
     query = "DELETE FROM endpoints WHERE owner = ? AND slug = ? AND collection = coalesce(?, collection) RETURNING *"
     row = next(iter(db.execute(query, (owner, slug, collection)).fetchall()), None)
@@ -163,14 +159,13 @@ def withdraw(db: sqlite3.Connection, owner: str, slug: str, collection: int | No
     return row is not None
 
 
-def published(
-    db: sqlite3.Connection, slug: str | None = None, keys: Sequence[int] | None = None
-) -> list[PublishedEndpoint]:
+def published(db: Session, slug: str | None = None, keys: Sequence[int] | None = None) -> list[PublishedEndpoint]:
     """What is published, in the order of the paths: all, or what has a slug, or is one of some collections."""
     rows = db.execute(
         "SELECT endpoints.*, collections.id AS collection_id, collections.name AS collection_name "
         "FROM endpoints JOIN collections ON collections.key = endpoints.collection "
-        "WHERE slug = coalesce(:slug, slug) AND (:keys IS NULL OR collection IN (SELECT value FROM json_each(:keys))) "
+        "WHERE slug = coalesce(:slug, slug) AND (:keys IS NULL "
+        "OR collection IN (SELECT CAST(value AS BIGINT) FROM json_each(:keys))) "
         "ORDER BY endpoints.owner, slug",
         {"slug": slug, "keys": None if keys is None else as_json(keys)},
     )
@@ -178,7 +173,7 @@ def published(
 
 
 def _record(
-    db: sqlite3.Connection, what: str, collection: Collection, *, granted: tuple[str, ...] = (), **details: str | int
+    db: Session, what: str, collection: Collection, *, granted: tuple[str, ...] = (), **details: str | int
 ) -> None:
     audit.append(
         db,
@@ -192,7 +187,7 @@ def _record(
     )
 
 
-def _record_endpoint(db: sqlite3.Connection, what: str, owner: str, slug: str, key: int) -> None:
+def _record_endpoint(db: Session, what: str, owner: str, slug: str, key: int) -> None:
     collection = by_key(db, key)
     identifier = f"collection:{collection.id}" if collection is not None else "collection:"
     audit.append(db, AuditEntry(action=f"collection.{what}", object=identifier, name=f"{owner}/{slug}"))

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import msgspec
 
 from anabranch.knowledge.model import Visibility
+from anabranch.knowledge.records.database import Session
 
 SHOWN = 20
 VISIBILITIES = ", ".join(f"'{one}'" for one in get_args(Visibility))
@@ -36,16 +37,16 @@ RULES = {
     "{} has permissions that cannot be read.": f"""
         SELECT 'Document ' || id FROM documents WHERE visibility NOT IN ({VISIBILITIES}) OR NOT coalesce(CASE
             WHEN json_valid(allowed_users) AND json_valid(allowed_groups)
-            THEN json_type(allowed_users) = 'array' AND json_type(allowed_groups) = 'array' END, 0)
+            THEN json_type(allowed_users) = 'array' AND json_type(allowed_groups) = 'array' END, FALSE)
         UNION ALL SELECT 'Collection ' || id FROM collections WHERE NOT coalesce(CASE WHEN json_valid(settings)
-            THEN json_extract(settings, '$.default_permissions.visibility') IN ({VISIBILITIES}) END, 0)""",  # noqa: S608
+            THEN json_extract(settings, '$.default_permissions.visibility') IN ({VISIBILITIES}) END, FALSE)""",  # noqa: S608
     "{} is on a page that its document does not have.": """
         SELECT 'Chunk ' || chunks.key FROM chunks JOIN documents ON documents.key = chunks.document
         WHERE page NOT BETWEEN 1 AND coalesce(pages, 0)""",
 }
 
 
-def inconsistencies(db: sqlite3.Connection) -> Iterator[str]:
+def inconsistencies(db: Session) -> Iterator[str]:
     """What is wrong with the file and between its rows."""
     try:
         for (found,) in db.execute(f"PRAGMA integrity_check({SHOWN})"):
@@ -61,7 +62,7 @@ def inconsistencies(db: sqlite3.Connection) -> Iterator[str]:
         yield f"The records cannot be read ({error})."
 
 
-def _differing_texts(db: sqlite3.Connection) -> Iterator[str]:
+def _differing_texts(db: Session) -> Iterator[str]:
     """Where chunks and pages are not those of the document's text. Not in SQL: there, a part of a text takes as long as
     all that is before it."""
     found = db.execute(

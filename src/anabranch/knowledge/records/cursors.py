@@ -2,10 +2,10 @@
 
 import hmac
 import secrets
-import sqlite3
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Literal
 
+from anabranch.knowledge.records.database import Session
 from anabranch.knowledge.records.facts import fact, set_fact
 
 FACT = "cursor_secret"
@@ -41,13 +41,13 @@ class Cursors:
         return hmac.digest(self._secret, use + b":" + self._list + b":" + of, "sha256")[:WIDTH]
 
 
-def existing(db: sqlite3.Connection, of: ListName) -> Cursors | None:
+def existing(db: Session, of: ListName) -> Cursors | None:
     """The cursors of a list; their secret is stored, so all processes share it."""
     secret = fact(db, FACT)
     return None if secret is None else Cursors(bytes.fromhex(secret), of)
 
 
-def create(db: sqlite3.Connection, of: ListName) -> Cursors:
+def create(db: Session, of: ListName) -> Cursors:
     if (found := existing(db, of)) is not None:
         return found
     set_fact(db, FACT, secret := secrets.token_hex(32))

@@ -1,6 +1,5 @@
 """Documents and their chunks in the records, the embedder of these, and up to which chunk an index was written."""
 
-import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
@@ -13,7 +12,7 @@ from anabranch.domain.errors import ConfigurationError, QuotaReached
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.model import Caller, ChunkView, DocumentDraft, Erased, Permissions, Piece, StoredDocument
 from anabranch.knowledge.records import attributes, audit, changes
-from anabranch.knowledge.records.database import as_json, new_id
+from anabranch.knowledge.records.database import Row, Session, as_json, new_id
 from anabranch.knowledge.records.facts import fact, forget_fact, set_fact
 from anabranch.knowledge.records.schema import MEASURE
 from anabranch.knowledge.records.visibility import VISIBLE, visible_to
@@ -32,7 +31,7 @@ LEAST_PAGE = 30
 
 
 def insert(
-    db: sqlite3.Connection, draft: DocumentDraft, pieces: Sequence[Piece], embeddings: Sequence[Embedding]
+    db: Session, draft: DocumentDraft, pieces: Sequence[Piece], embeddings: Sequence[Embedding]
 ) -> StoredDocument:
     """Store a document; it replaces the one with its identity in the same transaction. QuotaReached before anything is
     changed, if its owner's documents would name too many."""
@@ -40,7 +39,7 @@ def insert(
     old = by_identity(db, draft.collection, draft.identity)
     if old is not None:
         remove(db, old.key, delete_citations=False, recorded=False)
-    first = _next_key(db, "chunks")
+    first = db.reserve("chunks", len(pieces))
     key = _insert_document(db, draft, old, first, pieces)
     starts = as_json(draft.page_starts) if draft.page_starts else None
     db.execute("INSERT INTO contents VALUES (?, ?, ?)", (key, draft.content, starts))
@@ -76,10 +75,11 @@ def insert(
 
 
 def _insert_document(
-    db: sqlite3.Connection, draft: DocumentDraft, old: StoredDocument | None, first_chunk: int, pieces: Sequence[Piece]
+    db: Session, draft: DocumentDraft, old: StoredDocument | None, first_chunk: int, pieces: Sequence[Piece]
 ) -> int:
     now = time.time()
     values = {
+        "key": db.reserve("documents", 1),
         "id": old.id if old else draft.id,
         "collection": draft.collection,
         "owner": draft.owner,
@@ -104,11 +104,11 @@ def _insert_document(
         "processed_at": now,
     }
     columns, places = ", ".join(values), ", ".join(f":{name}" for name in values)
-    row = db.execute(f"INSERT INTO documents ({columns}) VALUES ({places})", values)  # noqa: S608  our own names
-    return int(row.lastrowid or 0)
+    db.execute(f"INSERT INTO documents ({columns}) VALUES ({places})", values)  # noqa: S608  our own names
+    return int(values["key"])
 
 
-def remove(db: sqlite3.Connection, key: int, *, delete_citations: bool = True, recorded: bool = True) -> int:
+def remove(db: Session, key: int, *, delete_citations: bool = True, recorded: bool = True) -> int:
     """Delete a document and everything that belongs to it; returns how many chunks it had. Unless it is `recorded` in
     the audit log, the caller records what it does."""
     row = db.execute("SELECT id, title, first_chunk, chunk_count FROM documents WHERE key = ?", (key,)).fetchone()
@@ -132,17 +132,17 @@ def remove(db: sqlite3.Connection, key: int, *, delete_citations: bool = True, r
     return int(row["chunk_count"])
 
 
-def ids_in(db: sqlite3.Connection, collection: int) -> list[str]:
+def ids_in(db: Session, collection: int) -> list[str]:
     return _column(db, "SELECT id FROM documents WHERE collection = ?", collection)
 
 
-def ids_of(db: sqlite3.Connection, user: str) -> list[str]:
+def ids_of(db: Session, user: str) -> list[str]:
     """The documents that a user owns, and those in the user's collections."""
     owned = "owner = ? OR collection IN (SELECT key FROM collections WHERE owner = ?)"
     return _column(db, f"SELECT id FROM documents WHERE {owned}", user, user)  # noqa: S608  our own names
 
 
-def erase(db: sqlite3.Connection, erased: Erased) -> int:
+def erase(db: Session, erased: Erased) -> int:
     """Delete documents, and remove users from the permissions of others; returns how many documents that were."""
     keys = _column(
         db, "SELECT key FROM documents WHERE id IN (SELECT value FROM json_each(?))", as_json(erased.documents)
@@ -160,7 +160,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
 
 
 def describe(
-    db: sqlite3.Connection,
+    db: Session,
     stored: StoredDocument,
     *,
     title: str,
@@ -190,14 +190,18 @@ def describe(
     return changed
 
 
-def check_names(db: sqlite3.Connection, owner: str, permissions: Permissions) -> None:
+def check_names(db: Session, owner: str, permissions: Permissions) -> None:
     """QuotaReached if the lists of an owner's documents would name more than MAX_NAMES: each name is kept in memory.
     The operator's own have no limit, nor have short lists."""
     columns = _permission_columns(permissions)
     if not owner or columns["names"] <= FEW_NAMES:
         return
-    lists = "SELECT DISTINCT names_digest, names FROM documents WHERE owner = ? AND names > 4 AND names_digest IS NOT ?"
-    held = db.execute(f"SELECT coalesce(sum(names), 0) FROM ({lists})", (owner, columns["names_digest"])).fetchone()  # noqa: S608
+    others = "coalesce(names_digest, ?) != ?"  # what was stored before there were digests has none
+    lists = f"SELECT DISTINCT names_digest, names FROM documents WHERE owner = ? AND names > 4 AND {others}"  # noqa: S608
+    held = db.execute(
+        f"SELECT coalesce(sum(names), 0) FROM ({lists}) AS lists",  # noqa: S608
+        (owner, b"", columns["names_digest"]),
+    ).fetchone()
     if held[0] + columns["names"] > MAX_NAMES:
         raise QuotaReached(
             f"The permissions of your documents name {held[0]:,} users and groups, and may name {MAX_NAMES:,}; equal "
@@ -219,13 +223,13 @@ def _permission_columns(permissions: Permissions) -> dict[str, Any]:
     }
 
 
-def _set_permissions(db: sqlite3.Connection, key: int, permissions: Permissions) -> None:
+def _set_permissions(db: Session, key: int, permissions: Permissions) -> None:
     columns = _permission_columns(permissions)
     changed = ", ".join(f"{name} = :{name}" for name in columns)
     db.execute(f"UPDATE documents SET {changed} WHERE key = :key", {**columns, "key": key})  # noqa: S608  our own names
 
 
-def _record(db: sqlite3.Connection, what: str, stored: StoredDocument, **details: str | int) -> None:
+def _record(db: Session, what: str, stored: StoredDocument, **details: str | int) -> None:
     audit.append(
         db,
         AuditEntry(
@@ -238,28 +242,20 @@ def _record(db: sqlite3.Connection, what: str, stored: StoredDocument, **details
     )
 
 
-def _renumber(db: sqlite3.Connection, key: int) -> int:
+def _renumber(db: Session, key: int) -> int:
     """Give a document and its chunks new keys, as a new version has them; returns the new key. The index holds the
     words of the title with each chunk: chunks with new keys are indexed again, at once, with the new title."""
     row = db.execute("SELECT first_chunk, chunk_count FROM documents WHERE key = ?", (key,)).fetchone()
     span = (row["first_chunk"], row["first_chunk"] + row["chunk_count"])
-    new, first = _next_key(db, "documents"), _next_key(db, "chunks")
+    new, first = db.reserve("documents", 1), db.reserve("chunks", row["chunk_count"])
     shift = first - row["first_chunk"]
     db.execute("UPDATE embeddings SET chunk = chunk + ? WHERE chunk >= ? AND chunk < ?", (shift, *span))
     db.execute("UPDATE chunks SET key = key + ?, document = ? WHERE key >= ? AND key < ?", (shift, new, *span))
     db.execute("UPDATE contents SET document = ? WHERE document = ?", (new, key))
     db.execute("UPDATE attributes SET document = ? WHERE document = ?", (new, key))
     db.execute("UPDATE documents SET key = ?, first_chunk = ? WHERE key = ?", (new, first, key))
-    last_keys = [(new, "documents"), (first + row["chunk_count"] - 1, "chunks")]
-    db.executemany("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", last_keys)
     changes.record(db, "remove", key)
     return new
-
-
-def _next_key(db: sqlite3.Connection, table: str) -> int:
-    """The next key of a table whose keys are never used again."""
-    [key] = _column(db, "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = ?", table)
-    return int(key)
 
 
 class Stored(NamedTuple):
@@ -269,23 +265,26 @@ class Stored(NamedTuple):
     stored_bytes: int
 
 
-def stored_by(db: sqlite3.Connection, owner: str) -> Stored:
+def stored_by(db: Session, owner: str) -> Stored:
     row = db.execute("SELECT documents, bytes FROM stored WHERE owner = ?", (owner,)).fetchone()
     return Stored(0, 0) if row is None else Stored(*row)
 
 
-def by_id(db: sqlite3.Connection, identifier: str) -> StoredDocument | None:
+def by_id(db: Session, identifier: str) -> StoredDocument | None:
     return _first(db, "id = ?", identifier)
 
 
-def by_keys(db: sqlite3.Connection, keys: Sequence[int]) -> list[StoredDocument]:
-    return _select(db, "key IN (SELECT value FROM json_each(?)) ORDER BY key", as_json(keys))
+def by_keys(db: Session, keys: Sequence[int]) -> list[StoredDocument]:
+    return _select(db, "key IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY key", as_json(keys))
 
 
-def first_of(db: sqlite3.Connection, keys: Sequence[int]) -> list[int]:
+def first_of(db: Session, keys: Sequence[int]) -> list[int]:
     """The first of these keys, with as much metadata as a page may have."""
     size = MAX_PAGE_BYTES
-    query = "SELECT key, length(metadata) FROM documents WHERE key IN (SELECT value FROM json_each(?)) ORDER BY key"
+    query = (
+        "SELECT key, length(metadata) FROM documents "
+        "WHERE key IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY key"
+    )
     found: list[int] = []
     for key, length in _pairs(db, query, as_json(keys)):
         size -= length
@@ -295,13 +294,13 @@ def first_of(db: sqlite3.Connection, keys: Sequence[int]) -> list[int]:
     return found
 
 
-def visible_by_ids(db: sqlite3.Connection, caller: Caller, ids: Sequence[str]) -> list[StoredDocument]:
+def visible_by_ids(db: Session, caller: Caller, ids: Sequence[str]) -> list[StoredDocument]:
     """Of the documents with these ids, those that the caller may see."""
     query = f"SELECT * FROM documents WHERE id IN (SELECT value FROM json_each(:ids)) AND {VISIBLE}"  # noqa: S608
     return [_from_row(row) for row in db.execute(query, {"ids": as_json(ids), **visible_to(caller)})]
 
 
-def with_text(db: sqlite3.Connection, stored: StoredDocument) -> StoredDocument:
+def with_text(db: Session, stored: StoredDocument) -> StoredDocument:
     """The document with its text, and where its pages begin in it."""
     row = db.execute("SELECT content, page_starts FROM contents WHERE document = ?", (stored.key,)).fetchone()
     if row is None:
@@ -310,12 +309,12 @@ def with_text(db: sqlite3.Connection, stored: StoredDocument) -> StoredDocument:
     return msgspec.structs.replace(stored, content=row["content"], page_starts=starts)
 
 
-def by_identity(db: sqlite3.Connection, collection: int, identity: str) -> StoredDocument | None:
+def by_identity(db: Session, collection: int, identity: str) -> StoredDocument | None:
     return _first(db, "collection = ? AND identity = ?", collection, identity)
 
 
 def named(
-    db: sqlite3.Connection, caller: Caller, column: NameColumn, name: str, limit: int, *, ignore_case: bool = False
+    db: Session, caller: Caller, column: NameColumn, name: str, limit: int, *, ignore_case: bool = False
 ) -> list[StoredDocument]:
     """The newest documents with a file name or a title that the caller may see, newest first. The case of ASCII letters
     can be ignored."""
@@ -324,90 +323,99 @@ def named(
     return [_from_row(row) for row in db.execute(query, {"name": name, "limit": limit, **visible_to(caller)})]
 
 
-def names_of(db: sqlite3.Connection, keys: Sequence[int]) -> list[str]:
+def names_of(db: Session, keys: Sequence[int]) -> list[str]:
     """The titles and file names of documents, newest first."""
-    query = "SELECT title, filename FROM documents WHERE key IN (SELECT value FROM json_each(?)) ORDER BY key DESC"
+    query = (
+        "SELECT title, filename FROM documents "
+        "WHERE key IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY key DESC"
+    )
     return [name for row in _pairs(db, query, as_json(keys)) for name in row if name]
 
 
-def with_content(db: sqlite3.Connection, collection: int, content_hash: str, recipe: str) -> list[StoredDocument]:
+def with_content(db: Session, collection: int, content_hash: str, recipe: str) -> list[StoredDocument]:
     """The documents of a collection with the same content, chunked in the same way."""
     where = "content_hash = ? AND collection = ? AND recipe = ? ORDER BY key"
     return _select(db, where, content_hash, collection, recipe)
 
 
-def rows(db: sqlite3.Connection, keys: Sequence[int] | None = None) -> Iterable[sqlite3.Row]:
+def rows(db: Session, keys: Sequence[int] | None = None) -> Iterable[Row]:
     """The rows of the table `documents` with these keys, or all of them."""
     if keys is None:
         return db.execute("SELECT * FROM documents")
-    return db.execute("SELECT * FROM documents WHERE key IN (SELECT value FROM json_each(?))", (as_json(keys),))
+    return db.execute(
+        "SELECT * FROM documents WHERE key IN (SELECT CAST(value AS BIGINT) FROM json_each(?))", (as_json(keys),)
+    )
 
 
-def counts(db: sqlite3.Connection) -> tuple[int, int]:
+def counts(db: Session) -> tuple[int, int]:
     """How many documents and chunks there are."""
     return _pairs(db, "SELECT count(*), coalesce(sum(chunk_count), 0) FROM documents")[0]
 
 
-def after_chunk(db: sqlite3.Connection, chunk: int, last: int | None = None) -> list[int]:
+def after_chunk(db: Session, chunk: int, last: int | None = None) -> list[int]:
     """The keys of documents whose chunks come after a chunk, up to `last`, in the order of their chunks."""
     query = "SELECT key FROM documents WHERE first_chunk > ? AND first_chunk <= ? ORDER BY first_chunk"
     return _column(db, query, chunk, last if last is not None else MAX_KEY)
 
 
-def unindexed(db: sqlite3.Connection, last_chunk: int) -> tuple[int, float | None]:
+def unindexed(db: Session, last_chunk: int) -> tuple[int, float | None]:
     """How many chunks come after a chunk, and when the oldest of their documents was written."""
     query = "SELECT coalesce(sum(chunk_count), 0), min(updated_at) FROM documents WHERE first_chunk > ?"
     return _pairs(db, query, last_chunk)[0]
 
 
-def note_indexed(db: sqlite3.Connection, last_chunk: int) -> None:
-    """Record up to which chunk an index was written."""
-    set_fact(db, INDEXED_FACT, str(last_chunk))
+def note_indexed(db: Session, last_chunk: int, node: str) -> None:
+    """Record up to which chunk the index of a node was written."""
+    set_fact(db, _indexed_fact(node), str(last_chunk))
 
 
-def forget_indexed(db: sqlite3.Connection) -> None:
+def forget_indexed(db: Session) -> None:
     """Record that no index was written, beside records that are restored."""
     forget_fact(db, INDEXED_FACT)
 
 
-def indexed_up_to(db: sqlite3.Connection) -> int:
-    """The last chunk for which an index was written; 0 if none was."""
-    return int(fact(db, INDEXED_FACT) or 0)
+def indexed_up_to(db: Session, node: str) -> int:
+    """The last chunk for which the index of a node was written; 0 if none was."""
+    return int(fact(db, _indexed_fact(node)) or 0)
 
 
-def indexed(db: sqlite3.Connection) -> int:
-    """How many chunks there are for which an index was written."""
+def indexed(db: Session, node: str) -> int:
+    """How many chunks there are for which the index of a node was written."""
     query = "SELECT coalesce(sum(chunk_count), 0) FROM documents WHERE first_chunk <= ?"
-    return int(_column(db, query, indexed_up_to(db))[0])
+    return int(_column(db, query, indexed_up_to(db, node))[0])
 
 
-def indexable_chunks(db: sqlite3.Connection, documents: Sequence[int]) -> list[sqlite3.Row]:
+def _indexed_fact(node: str) -> str:
+    return f"{INDEXED_FACT}:{node}" if node else INDEXED_FACT
+
+
+def indexable_chunks(db: Session, documents: Sequence[int]) -> list[Row]:
     """Key, title, headers, text and vector of the chunks of some documents."""
     return db.execute(
         "SELECT chunks.key, title, headers, chunks.text, embeddings.vector FROM documents "
         "JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count "
         "JOIN embeddings ON embeddings.chunk = chunks.key "
-        "WHERE documents.key IN (SELECT value FROM json_each(?)) ORDER BY chunks.key",
+        "WHERE documents.key IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY chunks.key",
         (as_json(documents),),
     ).fetchall()
 
 
-def chunk_texts(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, str]]:
+def chunk_texts(db: Session, after: int, limit: int) -> list[tuple[int, str]]:
     """The next chunks after a key, each with its text."""
     return _pairs(db, "SELECT key, text FROM chunks WHERE key > ? ORDER BY key LIMIT ?", after, limit)
 
 
-def chunk_types(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, str]]:
+def chunk_types(db: Session, after: int, limit: int) -> list[tuple[int, str]]:
     """The next chunks after a key, each with its type."""
     return _pairs(db, "SELECT key, kind FROM chunks WHERE key > ? ORDER BY key LIMIT ?", after, limit)
 
 
-def chunks_of(db: sqlite3.Connection, identifier: str, begin: int, limit: int) -> list[ChunkView]:
+def chunks_of(db: Session, identifier: str, begin: int, limit: int) -> list[ChunkView]:
     """The chunks of a document from an index on, in their order; none if no version of it is stored."""
     found = db.execute(
         "SELECT chunks.*, chunks.key - first_chunk AS at FROM documents JOIN chunks "
-        "ON chunks.key >= first_chunk + :begin AND chunks.key < first_chunk + min(chunk_count, :begin + :limit) "
-        "WHERE documents.id = :id ORDER BY chunks.key",
+        "ON chunks.key >= first_chunk + :begin AND chunks.key < first_chunk + chunk_count "
+        "WHERE documents.id = :id ORDER BY chunks.key LIMIT :limit",
         {"id": identifier, "begin": begin, "limit": limit},
     )
     return [
@@ -426,7 +434,7 @@ def chunks_of(db: sqlite3.Connection, identifier: str, begin: int, limit: int) -
     ]
 
 
-def chunks_by_key(db: sqlite3.Connection, caller: Caller, keys: Sequence[int]) -> dict[int, sqlite3.Row]:
+def chunks_by_key(db: Session, caller: Caller, keys: Sequence[int]) -> dict[int, Row]:
     """Of these chunks, those that the caller may see, with the columns of their documents and the name and the owner of
     their collection."""
     found = db.execute(
@@ -434,42 +442,42 @@ def chunks_by_key(db: sqlite3.Connection, caller: Caller, keys: Sequence[int]) -
         "chunks.tokens AS chunk_tokens, chunks.kind, chunks.headers, chunks.page, chunks.later_pages, chunks.text, "
         "documents.*, collections.name AS collection_name, collections.owner AS collection_owner FROM chunks "
         "JOIN documents ON documents.key = chunks.document JOIN collections ON collections.key = documents.collection "
-        f"WHERE chunks.key IN (SELECT value FROM json_each(:keys)) AND {VISIBLE}",
+        f"WHERE chunks.key IN (SELECT CAST(value AS BIGINT) FROM json_each(:keys)) AND {VISIBLE}",
         {"keys": as_json(keys), **visible_to(caller)},
     )
     return {row["chunk_key"]: row for row in found}
 
 
-def following_texts(db: sqlite3.Connection, keys: Sequence[int], length: int, most: int) -> dict[int, str]:
+def following_texts(db: Session, keys: Sequence[int], length: int, most: int) -> dict[int, str]:
     """What documents have after these chunks, up to so many characters. A database reads a text from its beginning, so
     only documents of at most so many characters are read."""
     found = db.execute(
         "SELECT chunks.key, substr(content, chunks.end_char + 1, :length) FROM chunks "
         "JOIN documents ON documents.key = chunks.document JOIN contents ON contents.document = documents.key "
         "JOIN chunks AS last ON last.key = first_chunk + chunk_count - 1 "
-        "WHERE chunks.key IN (SELECT value FROM json_each(:keys)) AND last.end_char <= :most",
+        "WHERE chunks.key IN (SELECT CAST(value AS BIGINT) FROM json_each(:keys)) AND last.end_char <= :most",
         {"keys": as_json(keys), "length": length, "most": most},
     )
     return {row[0]: row[1] for row in found}
 
 
-def _first(db: sqlite3.Connection, where: str, *values: str | int) -> StoredDocument | None:
+def _first(db: Session, where: str, *values: str | int) -> StoredDocument | None:
     return next(iter(_select(db, where, *values)), None)
 
 
-def _select(db: sqlite3.Connection, where: str, *values: str | int) -> list[StoredDocument]:
+def _select(db: Session, where: str, *values: str | int) -> list[StoredDocument]:
     return [_from_row(row) for row in db.execute(f"SELECT * FROM documents WHERE {where}", values)]  # noqa: S608
 
 
-def _column(db: sqlite3.Connection, query: str, *values: str | int) -> list[Any]:
+def _column(db: Session, query: str, *values: str | int) -> list[Any]:
     return [row[0] for row in db.execute(query, values)]
 
 
-def _pairs(db: sqlite3.Connection, query: str, *values: str | int) -> list[tuple[Any, Any]]:
+def _pairs(db: Session, query: str, *values: str | int) -> list[tuple[Any, Any]]:
     return [(row[0], row[1]) for row in db.execute(query, values)]
 
 
-def _from_row(row: sqlite3.Row) -> StoredDocument:
+def _from_row(row: Row) -> StoredDocument:
     return StoredDocument(
         key=row["key"],
         id=row["id"],
@@ -496,7 +504,7 @@ def _from_row(row: sqlite3.Row) -> StoredDocument:
     )
 
 
-def permissions_of(row: sqlite3.Row) -> Permissions:
+def permissions_of(row: Row) -> Permissions:
     return Permissions(
         visibility=row["visibility"],
         allowed_users=tuple(msgspec.json.decode(row["allowed_users"])),
@@ -504,13 +512,13 @@ def permissions_of(row: sqlite3.Row) -> Permissions:
     )
 
 
-def embedder(db: sqlite3.Connection) -> tuple[str, int] | None:
+def embedder(db: Session) -> tuple[str, int] | None:
     """The embedder's name and the length of its vectors; None until something is embedded."""
     name, dimensions = fact(db, EMBEDDER_FACT), fact(db, DIMENSIONS_FACT)
     return None if name is None or dimensions is None else (name, int(dimensions))
 
 
-def require_embedder(db: sqlite3.Connection, name: str, dimensions: int) -> None:
+def require_embedder(db: Session, name: str, dimensions: int) -> None:
     """The first embedder is recorded; vectors of another one are refused."""
     known = embedder(db)
     if known is None:
@@ -519,7 +527,7 @@ def require_embedder(db: sqlite3.Connection, name: str, dimensions: int) -> None
         raise ConfigurationError(mismatch(known[0], name, f" ({known[1]} numbers a vector, not {dimensions})"))
 
 
-def check_embedder(db: sqlite3.Connection, name: str) -> None:
+def check_embedder(db: Session, name: str) -> None:
     known = fact(db, EMBEDDER_FACT)
     if known is not None and known != name:
         raise ConfigurationError(mismatch(known, name))
@@ -532,11 +540,11 @@ def mismatch(known: str, name: str, why: str = "") -> str:
     )
 
 
-def set_embedder(db: sqlite3.Connection, name: str, dimensions: int) -> None:
+def set_embedder(db: Session, name: str, dimensions: int) -> None:
     set_fact(db, EMBEDDER_FACT, name)
     set_fact(db, DIMENSIONS_FACT, str(dimensions))
 
 
-def forget_embedder(db: sqlite3.Connection) -> None:
+def forget_embedder(db: Session) -> None:
     forget_fact(db, EMBEDDER_FACT)
     forget_fact(db, DIMENSIONS_FACT)

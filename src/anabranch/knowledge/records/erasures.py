@@ -13,16 +13,17 @@ import msgspec
 from anabranch.domain.audit import USER, AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
-from anabranch.knowledge.records import audit, collections, documents, jobs, keys, queries
-from anabranch.knowledge.records.database import NAME, StoreFailed, as_json, connect, migrate, new_id, read_only
+from anabranch.knowledge.records import audit, collections, documents, jobs, keys, nodes, queries
+from anabranch.knowledge.records.database import Row, Session, StoreFailed, as_json, new_id
 from anabranch.knowledge.records.facts import fact, set_fact
+from anabranch.knowledge.records.sqlite import NAME, connect, migrate, read_only
 
 ErasureSubject = Literal["document", "collection", "user"]
 # `due`: no pass has run. `settling`: everything is erased but what questions that ran then may have written since.
 # `failed`: a store could not be erased; it is tried again.
 ErasureState = Literal["due", "settling", "failed", "complete"]
 # The stores in the records, each with the function that erases from it.
-STORES: tuple[tuple[str, Callable[[sqlite3.Connection, Erased], int]], ...] = (
+STORES: tuple[tuple[str, Callable[[Session, Erased], int]], ...] = (
     ("documents", documents.erase),
     ("collections", collections.erase),
     ("ingest jobs", jobs.erase),
@@ -56,6 +57,8 @@ TABLES = {
     "facts": False,
     "erased": False,
     "backups": False,
+    "nodes": False,
+    "reserved": False,  # keys; only in PostgreSQL
     "audit": False,  # ids and salted hashes
     "audit_chain": False,
 }
@@ -76,6 +79,9 @@ UNKNOWN_USER = "The records name no user {!r}, or no longer. Check how the name 
 # The fact that names the stores outside of the data folder.
 OUTSIDE = "stores_outside"
 PARTIAL = ".partial"
+# So long the other nodes have to drop what was erased from their indexes, until it is looked at again.
+NODES_S = 3.0
+GONE = "The index of a node that does not run may still hold it: {}. Start it, or: anabranch cluster remove NODE"
 COPIES = f"{NAME}.before-restore-*"
 
 
@@ -121,9 +127,7 @@ class Erasure(Value):
         return "settling" if self.number else "due"
 
 
-def request(
-    db: sqlite3.Connection, what: ErasureSubject, erased: Erased, times: ErasureTimes, *, now: bool = False
-) -> Erasure:
+def request(db: Session, what: ErasureSubject, erased: Erased, times: ErasureTimes, *, now: bool = False) -> Erasure:
     """Record an erasure, which survives a crash. With `now` the rows go in this transaction, and the rest at once."""
     at = time.time()
     due_at = at if now else times.due(at)
@@ -138,7 +142,7 @@ def request(
 
 
 def _insert(
-    db: sqlite3.Connection, named: tuple[str, ErasureSubject], erased: Erased, times: tuple[float, float, float, float]
+    db: Session, named: tuple[str, ErasureSubject], erased: Erased, times: tuple[float, float, float, float]
 ) -> Erasure:
     """Insert an erasure with its id, and when it was requested, is due, has settled, and is run next."""
     db.execute(
@@ -151,7 +155,7 @@ def _insert(
     return made
 
 
-def _erase_rows(db: sqlite3.Connection, one: Erasure) -> None:
+def _erase_rows(db: Session, one: Erasure) -> None:
     for name, erase in STORES:
         count(db, [one], name, erase(db, one.subject))
 
@@ -164,7 +168,7 @@ class Repeated(NamedTuple):
     nameless: int
 
 
-def repeat(db: sqlite3.Connection, replaced: Path) -> Repeated | None:
+def repeat(db: Session, replaced: Path) -> Repeated | None:
     """Erase from restored records what was erased from the replaced ones after the backup, and leave the rest to the
     next pass; what was only deleted comes back. None if the replaced records cannot be read."""
     try:
@@ -174,7 +178,7 @@ def repeat(db: sqlite3.Connection, replaced: Path) -> Repeated | None:
             backups = [tuple(row) for row in before.execute("SELECT path, made_at FROM backups")]
     except StoreFailed:
         return None
-    db.executemany("INSERT OR IGNORE INTO backups VALUES (?, ?)", backups)
+    db.executemany("INSERT INTO backups VALUES (?, ?) ON CONFLICT DO NOTHING", backups)
     lacking = [one for one in requested if by_id(db, one.id) is None]
     for one in lacking:
         erased = _with_documents(db, one.subject)
@@ -183,7 +187,7 @@ def repeat(db: sqlite3.Connection, replaced: Path) -> Repeated | None:
     return Repeated(len(lacking), sum(one.what == "user" and not one.subject.users for one in lacking))
 
 
-def _with_documents(db: sqlite3.Connection, erased: Erased) -> Erased:
+def _with_documents(db: Session, erased: Erased) -> Erased:
     """With the documents of the users."""
     theirs = (
         identifier
@@ -223,16 +227,16 @@ def _erase_copy(path: Path, erased: Erased) -> None:
         copy.execute("PRAGMA journal_mode = DELETE")
 
 
-def due(db: sqlite3.Connection, now: float) -> list[Erasure]:
+def due(db: Session, now: float) -> list[Erasure]:
     """The erasures of which a pass is due."""
     return _found(db, "next_at <= ? ORDER BY key", now)
 
 
-def by_id(db: sqlite3.Connection, identifier: str) -> Erasure | None:
+def by_id(db: Session, identifier: str) -> Erasure | None:
     return next(iter(_found(db, "id = ?", identifier)), None)
 
 
-def knows(db: sqlite3.Connection, document: str) -> bool:
+def knows(db: Session, document: str) -> bool:
     """Whether anything is left that names a document: an upload, a question for which it was found, an erasure."""
     named = (
         "SELECT 1 FROM items WHERE document_id = ?",
@@ -242,13 +246,13 @@ def knows(db: sqlite3.Connection, document: str) -> bool:
     return any(db.execute(f"{query} LIMIT 1", (document,)).fetchone() for query in named)
 
 
-def knows_user(db: sqlite3.Connection, user: str) -> bool:
+def knows_user(db: Session, user: str) -> bool:
     """Whether the records name a user, other than as one to be erased."""
     values = {"user": user, "prefix": USER}
     return any(db.execute(f"SELECT 1 FROM {one} LIMIT 1", values).fetchone() for one in NAMING)  # noqa: S608  ours
 
 
-def erased_since(db: sqlite3.Connection, documents: Iterable[str], moment: float) -> bool:
+def erased_since(db: Session, documents: Iterable[str], moment: float) -> bool:
     """Whether the erasure of one of these documents, or of a user, was requested after a time."""
     found = db.execute(
         "SELECT 1 FROM erasures WHERE requested_at >= ? AND (what = 'user' OR EXISTS ("
@@ -258,21 +262,21 @@ def erased_since(db: sqlite3.Connection, documents: Iterable[str], moment: float
     return found.fetchone() is not None
 
 
-def listed(db: sqlite3.Connection, limit: int) -> list[Erasure]:
+def listed(db: Session, limit: int) -> list[Erasure]:
     """The latest erasures, newest first."""
     return _found(db, "TRUE ORDER BY key DESC LIMIT ?", limit)
 
 
-def last_pass(db: sqlite3.Connection) -> int:
+def last_pass(db: Session) -> int:
     return int(db.execute("SELECT coalesce(max(pass), 0) FROM erasures").fetchone()[0])
 
 
-def passed_since(db: sqlite3.Connection, number: int, settled_after: float) -> list[Erasure]:
+def passed_since(db: Session, number: int, settled_after: float) -> list[Erasure]:
     """The erasures that were part of a later pass, and had questions that ended after a time."""
     return _found(db, "pass > ? AND settled_at >= ?", number, settled_after)
 
 
-def whole(db: sqlite3.Connection, one: Erasure) -> Erased:
+def whole(db: Session, one: Erasure) -> Erased:
     """What an erasure erases, with the documents that its user has stored since; they are recorded."""
     found = _with_documents(db, one.subject)
     if found != one.subject:
@@ -280,51 +284,58 @@ def whole(db: sqlite3.Connection, one: Erasure) -> Erased:
     return found
 
 
-def count(db: sqlite3.Connection, erasures: Iterable[Erasure], store: str, removed: int) -> None:
+def count(db: Session, erasures: Iterable[Erasure], store: str, removed: int) -> None:
     db.executemany(
-        "INSERT INTO erased VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET removed = removed + excluded.removed",
+        "INSERT INTO erased VALUES (?, ?, ?) "
+        "ON CONFLICT (erasure, store) DO UPDATE SET removed = erased.removed + excluded.removed",
         ((one.key, store, removed) for one in erasures),
     )
 
 
-def forget_users(db: sqlite3.Connection, erasures: Sequence[Erasure], now: float) -> None:
+def forget_users(db: Session, erasures: Sequence[Erasure], now: float) -> None:
     """The last pass needs the name no more."""
     db.executemany("UPDATE erasures SET user = NULL WHERE key = ?", ((one.key,) for one in _settled(erasures, now)))
 
 
-def passed(db: sqlite3.Connection, erasures: Sequence[Erasure], now: float) -> None:
-    """Record a pass. An erasure is complete with the first one after the questions of its time have ended."""
+def passed(db: Session, erasures: Sequence[Erasure], now: float, node: str = "") -> None:
+    """Record a pass of a node. An erasure is complete with the first one after the questions of its time have ended,
+    and after all other nodes have dropped from their indexes what was deleted in an earlier one."""
     number = last_pass(db) + 1
     db.executemany(
         "UPDATE erasures SET pass = ?, next_at = settled_at, error = NULL WHERE key = ?",
         ((number, one.key) for one in erasures),
     )
-    db.executemany(
-        "UPDATE erasures SET next_at = NULL, completed_at = ? WHERE key = ?",
-        ((now, one.key) for one in _settled(erasures, now)),
-    )
+    for one in _settled(erasures, now):
+        lacking = nodes.not_erased(db, node, one.number or number)
+        if lacking:
+            gone = ", ".join(f"{other.name} ({other.id})" for other in lacking if not other.is_alive)
+            reason = GONE.format(gone) if gone else None
+            db.execute("UPDATE erasures SET next_at = ?, error = ? WHERE key = ?", (now + NODES_S, reason, one.key))
+        else:
+            db.execute("UPDATE erasures SET next_at = NULL, completed_at = ? WHERE key = ?", (now, one.key))
 
 
-def failed(db: sqlite3.Connection, erasures: Iterable[Erasure], reason: str, retry_at: float) -> None:
+def failed(db: Session, erasures: Iterable[Erasure], reason: str, retry_at: float) -> None:
     db.executemany(
         "UPDATE erasures SET error = ?, next_at = ? WHERE key = ?", ((reason, retry_at, one.key) for one in erasures)
     )
 
 
-def note_stores(db: sqlite3.Connection, stores: Iterable[str]) -> None:
+def note_stores(db: Session, stores: Iterable[str]) -> None:
     """Note what the server uses besides the data folder; a pass must erase from all of it."""
     if stores_noted(db) != (names := set(stores)):
         set_fact(db, OUTSIDE, as_json(sorted(names)))
 
 
-def stores_noted(db: sqlite3.Connection) -> set[str]:
+def stores_noted(db: Session) -> set[str]:
     return set(msgspec.json.decode(fact(db, OUTSIDE) or "[]"))
 
 
-def note_backup(db: sqlite3.Connection, path: Path, made_at: float, *, complete: bool = False) -> None:
+def note_backup(db: Session, path: Path, made_at: float, *, complete: bool = False) -> None:
     """Note a backup that is about to be made, or is complete. Until then the file may be an earlier one."""
-    conflict = "REPLACE" if complete else "IGNORE"
-    db.execute(f"INSERT OR {conflict} INTO backups VALUES (?, ?)", (str(path.resolve()), made_at))  # noqa: S608  constants
+    conflict = "(path) DO UPDATE SET made_at = excluded.made_at" if complete else "DO NOTHING"
+    insert = f"INSERT INTO backups VALUES (?, ?) ON CONFLICT {conflict}"  # noqa: S608  constants
+    db.execute(insert, (str(path.resolve()), made_at))
 
 
 def partial_name(backup: Path) -> str:
@@ -332,14 +343,14 @@ def partial_name(backup: Path) -> str:
     return f".{backup.name}{PARTIAL}"
 
 
-def noted_backups(db: sqlite3.Connection) -> list[Path]:
+def noted_backups(db: Session) -> list[Path]:
     """All complete backups that are still there; none if the records are of a version that does not note them."""
     with suppress(sqlite3.Error):
         return [path for path in backups_before(db, math.inf) if path.suffix != PARTIAL]
     return []
 
 
-def backups_before(db: sqlite3.Connection, moment: float) -> list[Path]:
+def backups_before(db: Session, moment: float) -> list[Path]:
     """The backups that were made before a time and are still there."""
     rows = db.execute("SELECT path FROM backups WHERE made_at <= ? ORDER BY made_at", (moment,))
     return [path for path in (Path(row["path"]) for row in rows) if path.exists()]
@@ -349,12 +360,12 @@ def _settled(erasures: Iterable[Erasure], now: float) -> list[Erasure]:
     return [one for one in erasures if now >= one.settled_at]
 
 
-def _found(db: sqlite3.Connection, where: str, *values: str | float) -> list[Erasure]:
+def _found(db: Session, where: str, *values: str | float) -> list[Erasure]:
     rows = db.execute(f"SELECT * FROM erasures WHERE {where}", values).fetchall()  # noqa: S608  our own names
     return [_erasure(db, row) for row in rows]
 
 
-def _erasure(db: sqlite3.Connection, row: sqlite3.Row) -> Erasure:
+def _erasure(db: Session, row: Row) -> Erasure:
     counts = db.execute("SELECT store, removed FROM erased WHERE erasure = ? ORDER BY store", (row["key"],))
     return Erasure(
         key=row["key"],

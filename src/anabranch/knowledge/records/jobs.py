@@ -1,7 +1,6 @@
 """Jobs: the queue of documents to ingest. An accepted document stays here until it is stored; if it fails, what a retry
 needs is kept for a while. Until then its item is open."""
 
-import sqlite3
 import time
 from collections import deque
 from collections.abc import Collection as Some
@@ -25,8 +24,8 @@ from anabranch.knowledge.model import (
     JobItem,
     NewDocument,
 )
-from anabranch.knowledge.records import audit, collections, documents, open_items
-from anabranch.knowledge.records.database import as_json, new_id
+from anabranch.knowledge.records import audit, collections, documents, nodes, open_items
+from anabranch.knowledge.records.database import Row, Session, as_json, new_id
 
 # A document that was being processed this often when the process died is given up. After the first time it is
 # chunked, embedded and stored alone, because another document may have been the cause.
@@ -70,6 +69,7 @@ class Claim(Value):
     content_hash: str
     chunking: Chunking
     attempts: int
+    node: str = ""
 
     @property
     def lane(self) -> Lane:
@@ -81,7 +81,7 @@ class Claim(Value):
 
 
 def create(
-    db: sqlite3.Connection, collection: Collection, caller: Caller, arrived: Sequence[NewDocument], chunking: Chunking
+    db: Session, collection: Collection, caller: Caller, arrived: Sequence[NewDocument], chunking: Chunking
 ) -> str:
     """Accept documents; once this is committed, none of them is lost."""
     identifier, job = _insert_job(db, collection, caller.owner, chunking)
@@ -96,7 +96,7 @@ def create(
     return identifier
 
 
-def retry(db: sqlite3.Connection, failed: open_items.OpenItem, collection: Collection, chunking: Chunking) -> str:
+def retry(db: Session, failed: open_items.OpenItem, collection: Collection, chunking: Chunking) -> str:
     """Queue a failed document again, in a job of the same owner; returns the job's id."""
     arrived = msgspec.structs.replace(failed.arrived, overruled=True)
     identifier, job = _insert_job(db, collection, failed.owner, chunking)
@@ -108,18 +108,19 @@ def retry(db: sqlite3.Connection, failed: open_items.OpenItem, collection: Colle
     return identifier
 
 
-def _record(db: sqlite3.Connection, what: str, job: str, collection: Collection, **details: str | int) -> None:
+def _record(db: Session, what: str, job: str, collection: Collection, **details: str | int) -> None:
     about = {"collection": collection.id, **details}
     audit.append(db, AuditEntry(action=f"ingest.{what}", object=f"job:{job}", details=about))
 
 
-def _insert_job(db: sqlite3.Connection, collection: Collection, owner: str, chunking: Chunking) -> tuple[str, int]:
+def _insert_job(db: Session, collection: Collection, owner: str, chunking: Chunking) -> tuple[str, int]:
     identifier = new_id()
-    job = db.execute(
-        "INSERT INTO jobs (id, collection, collection_id, owner, chunking, created_at) VALUES (?, ?, ?, ?, ?, ?)",
+    row = db.execute(
+        "INSERT INTO jobs (id, collection, collection_id, owner, chunking, created_at) VALUES (?, ?, ?, ?, ?, ?) "
+        "RETURNING key",
         (identifier, collection.key, collection.id, owner, as_json(chunking), time.time()),
-    ).lastrowid
-    return identifier, job or 0
+    ).fetchone()
+    return identifier, int(row[0])
 
 
 class Queued(NamedTuple):
@@ -131,23 +132,21 @@ class Queued(NamedTuple):
     size: int
 
 
-def _insert_item(
-    db: sqlite3.Connection, collection: Collection, queued: Queued, arrived: NewDocument, content_hash: str
-) -> int:
+def _insert_item(db: Session, collection: Collection, queued: Queued, arrived: NewDocument, content_hash: str) -> int:
     """Add an item with the id of the document that it replaces or follows; failed versions before it are given up."""
     identity = arrived.identity or ""
     stored = documents.by_identity(db, collection.key, identity)
     document_id = stored.id if stored else open_items.id_of(db, collection.key, identity) or new_id()
     _drop_uploads(db, "document_id = ? AND status = 'failed'", document_id)
-    item = db.execute(
+    row = db.execute(
         "INSERT INTO items (job, owner, ordinal, size, is_url, document_id, status, arrived, content_hash) "
-        "VALUES (?, ?, ?, ?, ?, ?, 'pending', ?, ?)",
+        "VALUES (?, ?, ?, ?, ?, ?, 'pending', ?, ?) RETURNING key",
         (*queued, arrived.source == "url", document_id, as_json(arrived), content_hash),
-    ).lastrowid
-    return item or 0
+    ).fetchone()
+    return int(row[0])
 
 
-def count_versions(db: sqlite3.Connection, collection: Collection, caller: Caller, sent: Sequence[NewDocument]) -> int:
+def count_versions(db: Session, collection: Collection, caller: Caller, sent: Sequence[NewDocument]) -> int:
     """How many of these are versions of documents that are stored."""
     identities = {identity_for(db, collection, caller, one, _hash_of(one)) for one in sent}
     return sum(documents.by_identity(db, collection.key, one) is not None for one in identities)
@@ -157,15 +156,13 @@ def _hash_of(document: NewDocument) -> str:
     return sha256(document.data or (document.url or "").encode()).hexdigest()
 
 
-def _drop_uploads(db: sqlite3.Connection, which: str, *values: str | float) -> None:
+def _drop_uploads(db: Session, which: str, *values: str | float) -> None:
     """Delete the uploads of some items; a document that fails every day has many that are older than all uploads."""
     items = f"SELECT key FROM items WHERE {which} AND key >= (SELECT min(item) FROM uploads)"  # noqa: S608  our own names
     db.execute(f"DELETE FROM uploads WHERE item IN ({items})", values)  # noqa: S608
 
 
-def identity_for(
-    db: sqlite3.Connection, collection: Collection, caller: Caller, document: NewDocument, content_hash: str
-) -> str:
+def identity_for(db: Session, collection: Collection, caller: Caller, document: NewDocument, content_hash: str) -> str:
     """The identity of a document in the records. Where one that the caller may not see has it, the caller's own gets
     another, and keeps it: as if the hidden one did not exist."""
     identity = _identity_of(document, content_hash)
@@ -189,7 +186,7 @@ def _identity_of(document: NewDocument, content_hash: str) -> str:
     return f"file:{document.filename}" if document.filename else f"sha256:{content_hash}"
 
 
-def by_id(db: sqlite3.Connection, identifier: str) -> Job | None:
+def by_id(db: Session, identifier: str) -> Job | None:
     row = db.execute("SELECT * FROM jobs WHERE id = ?", (identifier,)).fetchone()
     if row is None:
         return None
@@ -212,7 +209,7 @@ def by_id(db: sqlite3.Connection, identifier: str) -> Job | None:
     )
 
 
-def cancel(db: sqlite3.Connection, key: int) -> None:
+def cancel(db: Session, key: int) -> None:
     """Cancel the pending items of a job; documents that are stored stay."""
     db.execute("UPDATE jobs SET cancelled = 1 WHERE key = ? AND completed_at IS NULL", (key,))
     _drop_uploads(db, "job = ? AND status = 'pending'", key)
@@ -223,31 +220,41 @@ def cancel(db: sqlite3.Connection, key: int) -> None:
     audit.append(db, AuditEntry(action="ingest.cancelled", object=f"job:{row['id']}", details=about))
 
 
-def recover(db: sqlite3.Connection) -> int:
-    """Release the claims of a dead indexer. If one was processed alone, it was the cause, and the others have not
-    failed. Only the holder of the indexer lock may call this."""
-    db.execute(
-        "UPDATE items SET attempts = attempts - 1 WHERE status = 'processing' AND NOT alone "
-        "AND EXISTS (SELECT 1 FROM items WHERE status = 'processing' AND alone)"
-    )
-    db.execute("UPDATE items SET alone = 0 WHERE status = 'processing'")
-    return db.execute("UPDATE items SET status = 'pending' WHERE status = 'processing'").rowcount
+def recover(db: Session, node: str = "", *, restarted: bool = True) -> int:
+    """Release the claims of dead nodes, and if this one has `restarted`, those that it had before. If one was processed
+    alone, it was the cause, and the others of its node have not failed."""
+    alive = {one.id for one in nodes.listed(db) if one.is_alive}
+    held = {row[0] for row in db.execute("SELECT DISTINCT node FROM items WHERE status = 'processing'")}
+    return sum(_recover(db, one) for one in held if (restarted if one == node else one not in alive))
 
 
-def lanes(db: sqlite3.Connection) -> list[Lane]:
+def abandoned(db: Session, node: str) -> bool:
+    """Whether a dead node, other than this one, has claims."""
+    held = {row[0] for row in db.execute("SELECT DISTINCT node FROM items WHERE status = 'processing'")} - {node}
+    return bool(held) and not held <= {one.id for one in nodes.listed(db) if one.is_alive}
+
+
+def _recover(db: Session, node: str) -> int:
+    theirs = "status = 'processing' AND node = ?"
+    if db.execute(f"SELECT 1 FROM items WHERE {theirs} AND alone = 1 LIMIT 1", (node,)).fetchone():  # noqa: S608
+        db.execute(f"UPDATE items SET attempts = attempts - 1 WHERE {theirs} AND alone = 0", (node,))  # noqa: S608
+    return db.execute(f"UPDATE items SET status = 'pending', alone = 0 WHERE {theirs}", (node,)).rowcount  # noqa: S608
+
+
+def lanes(db: Session) -> list[Lane]:
     """The lanes in which items wait. The index is searched once for each owner, however many items wait."""
     rows = db.execute(
         "WITH RECURSIVE owners (owner) AS ("
         "SELECT min(owner) FROM items WHERE status = 'pending' UNION ALL "
         "SELECT (SELECT min(owner) FROM items WHERE status = 'pending' AND owner > owners.owner) FROM owners "
         "WHERE owner IS NOT NULL) "
-        "SELECT owner, kind.value AS is_url FROM owners, json_each('[0, 1]') AS kind WHERE EXISTS ("
+        "SELECT owner, kind.value AS is_url FROM owners, (SELECT 0 AS value UNION ALL SELECT 1) AS kind WHERE EXISTS ("
         "SELECT 1 FROM items WHERE status = 'pending' AND items.owner = owners.owner AND is_url = kind.value)"
     )
     return [Lane(row["owner"], bool(row["is_url"])) for row in rows]
 
 
-def backlog(db: sqlite3.Connection, owner: str) -> Backlog:
+def backlog(db: Session, owner: str) -> Backlog:
     row = db.execute(
         "SELECT count(*), coalesce(sum(size), 0) FROM items WHERE owner = ? AND status IN ('pending', 'processing')",
         (owner,),
@@ -255,20 +262,23 @@ def backlog(db: sqlite3.Connection, owner: str) -> Backlog:
     return Backlog(*row)
 
 
-def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = (), lane: Lane | None = None) -> list[Claim]:
-    """Claim the next items of a lane, or of all, in order of arrival; a large one by itself, and so a retried one.
-    `held` is being processed: an item with the same identity or content waits, and a version waits for earlier ones."""
+def claim(db: Session, limit: int, held: Some[Hold] = (), lane: Lane | None = None, node: str = "") -> list[Claim]:
+    """Claim the next items of a lane, or of all, for a node, in order of arrival; a large one by itself, and so a
+    retried one. An item waits while one with the same identity or content is processed (those of this node are `held`),
+    and a version waits for earlier ones."""
+    held = {*held, *_held_elsewhere(db, node)}
     rows = db.execute(
         "SELECT items.*, jobs.id AS job_id, jobs.owner AS job_owner, jobs.collection AS job_collection, "
         "jobs.chunking, uploads.data FROM items "
         "JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
-        "WHERE items.key IN (SELECT value FROM json_each(?)) ORDER BY items.key",
+        "WHERE items.key IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY items.key",
         (as_json(_claimable(db, limit, held, lane)),),
     ).fetchall()
     claims: list[Claim] = []
     for row in rows:
         collection = collections.by_key(db, row["job_collection"])
-        db.execute("UPDATE items SET status = 'processing', attempts = attempts + 1 WHERE key = ?", (row["key"],))
+        claimed = "UPDATE items SET status = 'processing', attempts = attempts + 1, node = ? WHERE key = ?"
+        db.execute(claimed, (node, row["key"]))
         if collection is None:
             finish(db, row["key"], "failed", error="The collection was deleted.")
         elif row["attempts"] >= ATTEMPTS:
@@ -287,12 +297,27 @@ def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = (), lane: Lane 
                     content_hash=row["content_hash"],
                     chunking=msgspec.json.decode(row["chunking"], type=Chunking),
                     attempts=row["attempts"],
+                    node=node,
                 )
             )
     return claims
 
 
-def _claimable(db: sqlite3.Connection, limit: int, held: Some[Hold], lane: Lane | None) -> list[int]:
+def _held_elsewhere(db: Session, node: str) -> set[Hold]:
+    """What other nodes are processing."""
+    rows = db.execute(
+        "SELECT collection, arrived, content_hash FROM items JOIN jobs ON jobs.key = items.job "
+        "WHERE status = 'processing' AND node != ?",
+        (node,),
+    )
+    return {
+        hold
+        for collection, arrived, content_hash in rows.fetchall()
+        for hold in holds_of(collection, msgspec.json.decode(arrived, type=NewDocument).identity, content_hash)
+    }
+
+
+def _claimable(db: Session, limit: int, held: Some[Hold], lane: Lane | None) -> list[int]:
     within = "" if lane is None else "AND items.owner = ? AND is_url = ?"
     pending = db.execute(
         "SELECT items.key, attempts, collection, arrived, content_hash, length(data) AS size FROM items "  # noqa: S608
@@ -300,7 +325,7 @@ def _claimable(db: sqlite3.Connection, limit: int, held: Some[Hold], lane: Lane 
         f"WHERE status = 'pending' {within} ORDER BY items.key LIMIT ?",
         (*(lane or ()), max(limit, WINDOW)),
     ).fetchall()
-    free: list[sqlite3.Row] = []
+    free: list[Row] = []
     all_held = set(held)
     for row in pending:
         identity = msgspec.json.decode(row["arrived"], type=NewDocument).identity
@@ -314,7 +339,7 @@ def _claimable(db: sqlite3.Connection, limit: int, held: Some[Hold], lane: Lane 
     return [row["key"] for row, size in zip(free, sizes, strict=False) if size <= CLAIM_BYTES or row is free[0]]
 
 
-def _follows(db: sqlite3.Connection, key: int, collection: int, identity: str) -> bool:
+def _follows(db: Session, key: int, collection: int, identity: str) -> bool:
     """Whether an earlier version is not processed yet: it may be in another lane."""
     found = db.execute(
         "SELECT 1 FROM items JOIN jobs ON jobs.key = items.job WHERE json_extract(arrived, '$.identity') = ? "
@@ -325,7 +350,7 @@ def _follows(db: sqlite3.Connection, key: int, collection: int, identity: str) -
     return found.fetchone() is not None
 
 
-def mark_alone(db: sqlite3.Connection, item: int) -> None:
+def mark_alone(db: Session, item: int) -> None:
     """Note that from now on only this item is chunked, embedded and stored."""
     db.execute("UPDATE items SET alone = 1 WHERE key = ?", (item,))
 
@@ -336,11 +361,11 @@ def holds_of(collection: int, identity: str | None, content_hash: str) -> set[Ho
     return {(collection, identity or ""), (collection, content_hash)}
 
 
-def is_pending(db: sqlite3.Connection) -> bool:
+def is_pending(db: Session) -> bool:
     return db.execute("SELECT 1 FROM items WHERE status = 'pending' LIMIT 1").fetchone() is not None
 
 
-def waiting(db: sqlite3.Connection, collection: int | None = None, last: int | None = None) -> int:
+def waiting(db: Session, collection: int | None = None, last: int | None = None) -> int:
     """How many items are not finished, of one collection or all, up to the item `last` or all."""
     found = db.execute(
         "SELECT count(*) FROM items JOIN jobs ON jobs.key = items.job WHERE items.status IN ('pending', 'processing') "
@@ -350,17 +375,26 @@ def waiting(db: sqlite3.Connection, collection: int | None = None, last: int | N
     return int(found.fetchone()[0])
 
 
-def last_item(db: sqlite3.Connection) -> int:
+def last_item(db: Session) -> int:
     """The key of the newest item; 0 if there is none."""
     return int(db.execute("SELECT coalesce(max(key), 0) FROM items").fetchone()[0])
 
 
-def still_wanted(db: sqlite3.Connection, claim: Claim) -> Claim | None:
+def is_held(db: Session, claim: Claim) -> bool:
+    """Whether the claim is still its node's: one that was silent for too long has lost it to another."""
+    found = db.execute(
+        "SELECT 1 FROM items WHERE key = ? AND status = 'processing' AND node = ? AND attempts = ?",
+        (claim.key, claim.node, claim.attempts + 1),
+    )
+    return found.fetchone() is not None
+
+
+def still_wanted(db: Session, claim: Claim) -> Claim | None:
     """The claim with what its item says now; None if its job is cancelled or its collection deleted."""
     row = db.execute(
         "SELECT arrived FROM items JOIN jobs ON jobs.key = items.job "
         "JOIN collections ON collections.key = jobs.collection "
-        "WHERE items.key = ? AND items.status = 'processing' AND NOT jobs.cancelled",
+        "WHERE items.key = ? AND items.status = 'processing' AND jobs.cancelled = 0",
         (claim.key,),
     ).fetchone()
     if row is None:
@@ -369,25 +403,24 @@ def still_wanted(db: sqlite3.Connection, claim: Claim) -> Claim | None:
     return msgspec.structs.replace(claim, arrived=msgspec.structs.replace(arrived, data=claim.arrived.data))
 
 
-def overrule(db: sqlite3.Connection, document_id: str) -> None:
+def overrule(db: Session, document_id: str) -> None:
     """Note that permissions were chosen for a document after its versions that are not stored yet were accepted."""
-    db.execute(
-        "UPDATE items SET arrived = json_set(arrived, '$.retried', json('true')) "
-        "WHERE document_id = ? AND status IN ('pending', 'processing')",
-        (document_id,),
-    )
+    unfinished = "document_id = ? AND status IN ('pending', 'processing')"
+    for row in db.execute(f"SELECT key, arrived FROM items WHERE {unfinished}", (document_id,)).fetchall():  # noqa: S608
+        arrived = msgspec.structs.replace(msgspec.json.decode(row["arrived"], type=NewDocument), overruled=True)
+        db.execute("UPDATE items SET arrived = ? WHERE key = ?", (as_json(arrived), row["key"]))
 
 
-def release(db: sqlite3.Connection, items: Sequence[int]) -> None:
+def release(db: Session, claims: Sequence[Claim]) -> None:
     """Release claims without counting an attempt, because the process is stopping."""
     db.executemany(
         "UPDATE items SET status = 'pending', attempts = attempts - 1, alone = 0 "
-        "WHERE key = ? AND status = 'processing'",
-        ((item,) for item in items),
+        "WHERE key = ? AND status = 'processing' AND node = ? AND attempts = ?",
+        [(claim.key, claim.node, claim.attempts + 1) for claim in claims],
     )
 
 
-def finish(db: sqlite3.Connection, item: int, status: ItemStatus, *, keep_upload: bool = False, **values: Any) -> None:
+def finish(db: Session, item: int, status: ItemStatus, *, keep_upload: bool = False, **values: Any) -> None:
     """Record the outcome of an item in the columns of the same names; its job ends with its last item. The upload of a
     failed item is kept for a retry; those of earlier versions are not needed any more."""
     row = db.execute("SELECT job, document_id, arrived FROM items WHERE key = ?", (item,)).fetchone()
@@ -406,7 +439,7 @@ def finish(db: sqlite3.Connection, item: int, status: ItemStatus, *, keep_upload
     _close(db, row["job"])
 
 
-def drop(db: sqlite3.Connection, document_id: str) -> None:
+def drop(db: Session, document_id: str) -> None:
     """Give up what is not stored of a document: it is not processed and cannot be retried."""
     _drop_uploads(db, "document_id = ?", document_id)
     unfinished = "document_id = ? AND status IN ('pending', 'processing')"
@@ -416,12 +449,12 @@ def drop(db: sqlite3.Connection, document_id: str) -> None:
         _close(db, row["job"])
 
 
-def documents_in(db: sqlite3.Connection, collection: int) -> list[str]:
+def documents_in(db: Session, collection: int) -> list[str]:
     """The documents that were sent to a collection, also those that were never stored."""
     return _sent(db, "jobs.collection = :collection", collection=collection)
 
 
-def documents_of(db: sqlite3.Connection, user: str) -> list[str]:
+def documents_of(db: Session, user: str) -> list[str]:
     """The documents that a user has sent, and those sent to the user's collections, also if they were never stored.
     Those that somebody else has replaced in another's collection are no longer the user's."""
     replaced = (
@@ -433,13 +466,13 @@ def documents_of(db: sqlite3.Connection, user: str) -> list[str]:
     return _sent(db, f"{sent} OR {theirs}", user=user)
 
 
-def _sent(db: sqlite3.Connection, which: str, **values: str | int) -> list[str]:
+def _sent(db: Session, which: str, **values: str | int) -> list[str]:
     """Without those that are erased already."""
     query = f"SELECT DISTINCT document_id FROM items JOIN jobs ON jobs.key = job WHERE arrived != :blank AND ({which})"  # noqa: S608
     return [row[0] for row in db.execute(query, {"blank": as_json(BLANK), **values})]
 
 
-def erase(db: sqlite3.Connection, erased: Erased) -> int:
+def erase(db: Session, erased: Erased) -> int:
     """Blank what items say of documents, and delete all jobs of users; returns how many items that were."""
     values = {"documents": as_json(erased.documents), "users": as_json(erased.users), "blank": as_json(BLANK)}
     theirs = "job IN (SELECT key FROM jobs WHERE owner IN (SELECT value FROM json_each(:users)))"
@@ -456,7 +489,7 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     return blanked + deleted + sum(_erase_from_permissions(db, user) for user in erased.users)
 
 
-def _erase_from_permissions(db: sqlite3.Connection, user: str) -> int:
+def _erase_from_permissions(db: Session, user: str) -> int:
     """Remove a user from the permissions with which documents of others arrived."""
     rows = db.execute(
         "SELECT key, arrived FROM items WHERE EXISTS "
@@ -471,7 +504,7 @@ def _erase_from_permissions(db: sqlite3.Connection, user: str) -> int:
     return len(rows)
 
 
-def bound_failed(db: sqlite3.Connection, most: int = MAX_FAILED, most_bytes: int = MAX_FAILED_BYTES) -> None:
+def bound_failed(db: Session, most: int = MAX_FAILED, most_bytes: int = MAX_FAILED_BYTES) -> None:
     """Limit what is kept of failed documents. What is too much is taken from the owner who has most, oldest first, so
     that nobody's failures cost others theirs."""
     rows = db.execute(
@@ -481,7 +514,7 @@ def bound_failed(db: sqlite3.Connection, most: int = MAX_FAILED, most_bytes: int
     ).fetchall()
     deleted = set(_excess([(row["owner"], row["key"], 1) for row in rows], most))
     kept = [(row["owner"], row["key"], row["size"]) for row in rows if row["size"] and row["key"] not in deleted]
-    db.executemany("UPDATE uploads SET data = x'' WHERE item = ?", ((key,) for key in _excess(kept, most_bytes)))
+    db.executemany("UPDATE uploads SET data = ? WHERE item = ?", ((b"", key) for key in _excess(kept, most_bytes)))
     db.executemany("DELETE FROM uploads WHERE item = ?", ((key,) for key in deleted))
 
 
@@ -501,12 +534,12 @@ def _excess(held: Sequence[tuple[str, int, int]], limit: int) -> Iterator[int]:
         yield key
 
 
-def forget_failed(db: sqlite3.Connection, days: float = FAILED_DAYS) -> None:
+def forget_failed(db: Session, days: float = FAILED_DAYS) -> None:
     """Delete what is kept of documents that failed so many days ago."""
     _drop_uploads(db, "status = 'failed' AND coalesce(finished_at, 0) <= ?", time.time() - days * 86_400)
 
 
-def _close(db: sqlite3.Connection, job: int) -> None:
+def _close(db: Session, job: int) -> None:
     db.execute(
         "UPDATE jobs SET completed_at = ? WHERE key = ? AND completed_at IS NULL AND NOT EXISTS "
         "(SELECT 1 FROM items WHERE job = jobs.key AND status IN ('pending', 'processing'))",
@@ -514,7 +547,7 @@ def _close(db: sqlite3.Connection, job: int) -> None:
     )
 
 
-def _status(row: sqlite3.Row, items: Sequence[JobItem], done: int, failed: int) -> Any:
+def _status(row: Row, items: Sequence[JobItem], done: int, failed: int) -> Any:
     if row["completed_at"] is None:
         return "processing" if done or any(item.status == "processing" for item in items) else "pending"
     if row["cancelled"] or any(item.status == "cancelled" for item in items):
@@ -522,7 +555,7 @@ def _status(row: sqlite3.Row, items: Sequence[JobItem], done: int, failed: int) 
     return "failed" if items and failed == len(items) else "completed"
 
 
-def _item(row: sqlite3.Row) -> JobItem:
+def _item(row: Row) -> JobItem:
     arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
     return JobItem(
         key=row["key"],

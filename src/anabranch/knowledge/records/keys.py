@@ -1,7 +1,6 @@
 """API keys with their user, groups and rights. Only hashes of the secrets are stored."""
 
 import secrets
-import sqlite3
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -16,7 +15,8 @@ from anabranch.domain.model import Value
 from anabranch.domain.rights import UNRESTRICTED, Grants, Rights, Scope
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records import audit, collections
-from anabranch.knowledge.records.database import StoreFailed, as_json, read_only
+from anabranch.knowledge.records.database import Row, Session, StoreFailed, as_json
+from anabranch.knowledge.records.sqlite import read_only
 
 PREFIX = "ab_"
 # So much of the hash of a secret identifies it, in this process only.
@@ -44,7 +44,7 @@ class ApiKey(Value):
 
 
 def create(
-    db: sqlite3.Connection,
+    db: Session,
     *,
     user: str,
     groups: tuple[str, ...] = (),
@@ -78,7 +78,7 @@ def create(
     return created, secret
 
 
-def find(db: sqlite3.Connection, secret: str, now: float | None = None) -> ApiKey | None:
+def find(db: Session, secret: str, now: float | None = None) -> ApiKey | None:
     """The valid key that has this secret now."""
     found = db.execute(
         f"SELECT * FROM keys WHERE (hash = :hash OR (previous_hash = :hash AND previous_until > :now)) AND {VALID}",  # noqa: S608
@@ -92,24 +92,24 @@ def credential_of(secret: str) -> str:
     return _hash(secret)[:CREDENTIAL_CHARACTERS]
 
 
-def by_id(db: sqlite3.Connection, identifier: str) -> ApiKey:
+def by_id(db: Session, identifier: str) -> ApiKey:
     return _key(db.execute("SELECT * FROM keys WHERE id = ?", (identifier,)).fetchone())
 
 
-def listed(db: sqlite3.Connection) -> list[ApiKey]:
+def listed(db: Session) -> list[ApiKey]:
     return [_key(row) for row in db.execute("SELECT * FROM keys ORDER BY created_at, id")]
 
 
-def credentials(db: sqlite3.Connection, now: float | None = None) -> set[str]:
+def credentials(db: Session, now: float | None = None) -> set[str]:
     """What identifies the secrets that are valid now."""
     found = db.execute(
-        f"SELECT hash, iif(previous_until > :now, previous_hash, NULL) FROM keys WHERE {VALID}",  # noqa: S608
+        f"SELECT hash, CASE WHEN previous_until > :now THEN previous_hash END FROM keys WHERE {VALID}",  # noqa: S608
         {"now": _now(now)},
     )
     return {hashed[:CREDENTIAL_CHARACTERS] for row in found for hashed in row if hashed is not None}
 
 
-def valid_again(db: sqlite3.Connection, replaced: Path) -> int | None:
+def valid_again(db: Session, replaced: Path) -> int | None:
     """How many secrets are valid in restored records, but not in those that they replaced: the key was revoked, erased
     or rotated. None if those cannot be read."""
     try:
@@ -120,14 +120,15 @@ def valid_again(db: sqlite3.Connection, replaced: Path) -> int | None:
 
 
 def rotate(
-    db: sqlite3.Connection, identifier: str, overlap_s: float, expires_at: float | None = None
+    db: Session, identifier: str, overlap_s: float, expires_at: float | None = None
 ) -> tuple[ApiKey, str] | None:
     """Give a valid key a new secret. The secret before it stays valid for the overlap, older ones do not. `expires_at`
     replaces the expiry, if it is given. None if there is no such key."""
     secret, now = _new_secret(), time.time()
     changed = db.execute(
-        "UPDATE keys SET previous_hash = iif(:overlap > 0, hash, NULL), previous_until = iif(:overlap > 0, "  # noqa: S608
-        f":now + :overlap, NULL), hash = :hash, expires_at = coalesce(:expires, expires_at) WHERE id = :id AND {VALID}",
+        "UPDATE keys SET previous_hash = CASE WHEN :overlap > 0 THEN hash END, "  # noqa: S608  our own names
+        "previous_until = CASE WHEN :overlap > 0 THEN :now + :overlap END, hash = :hash, "
+        f"expires_at = coalesce(:expires, expires_at) WHERE id = :id AND {VALID}",
         {"overlap": overlap_s, "now": now, "hash": _hash(secret), "expires": expires_at, "id": identifier},
     )
     if changed.rowcount != 1:
@@ -137,15 +138,15 @@ def rotate(
     return rotated, secret
 
 
-def used(db: sqlite3.Connection, moments: Mapping[str, float]) -> None:
+def used(db: Session, moments: Mapping[str, float]) -> None:
     """Record when keys were used last, by id."""
     db.executemany(
-        "UPDATE keys SET last_used_at = max(coalesce(last_used_at, 0), ?) WHERE id = ?",
-        [(moment, identifier) for identifier, moment in moments.items()],
+        "UPDATE keys SET last_used_at = ? WHERE id = ? AND coalesce(last_used_at, 0) < ?",
+        [(moment, identifier, moment) for identifier, moment in moments.items()],
     )
 
 
-def revoke(db: sqlite3.Connection, identifier: str) -> bool:
+def revoke(db: Session, identifier: str) -> bool:
     query = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL RETURNING *"
     revoked = [_key(row) for row in db.execute(query, (time.time(), identifier)).fetchall()]
     for key in revoked:
@@ -153,7 +154,7 @@ def revoke(db: sqlite3.Connection, identifier: str) -> bool:
     return bool(revoked)
 
 
-def _record(db: sqlite3.Connection, what: str, key: ApiKey) -> None:
+def _record(db: Session, what: str, key: ApiKey) -> None:
     audit.append(
         db,
         AuditEntry(
@@ -166,7 +167,7 @@ def _record(db: sqlite3.Connection, what: str, key: ApiKey) -> None:
     )
 
 
-def _restrictions(db: sqlite3.Connection, key: ApiKey) -> dict[str, Any]:
+def _restrictions(db: Session, key: ApiKey) -> dict[str, Any]:
     """What a key may do, and until when; left out if it is not restricted."""
     rights, details = key.rights, dict[str, Any](scopes=key.rights.scopes)
     if rights.collections is not None:
@@ -181,7 +182,7 @@ def _restrictions(db: sqlite3.Connection, key: ApiKey) -> dict[str, Any]:
     return details
 
 
-def erase(db: sqlite3.Connection, erased: Erased) -> int:
+def erase(db: Session, erased: Erased) -> int:
     """Delete the keys of users, which revokes them; returns how many there were."""
     theirs = "user IN (SELECT value FROM json_each(?))"
     users = (as_json(erased.users),)
@@ -202,7 +203,7 @@ def _now(now: float | None) -> float:
     return time.time() if now is None else now
 
 
-def _key(row: sqlite3.Row) -> ApiKey:
+def _key(row: Row) -> ApiKey:
     return ApiKey(
         id=row["id"],
         user=row["user"],
@@ -218,7 +219,7 @@ def _key(row: sqlite3.Row) -> ApiKey:
     )
 
 
-def _rights(row: sqlite3.Row) -> Rights:
+def _rights(row: Row) -> Rights:
     within, grants = row["collections"], row["grants"]
     return Rights(
         scopes=msgspec.json.decode(row["scopes"], type=tuple[Scope, ...]),

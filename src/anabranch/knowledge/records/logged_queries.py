@@ -1,6 +1,5 @@
 """The query log, read: entries that a caller may see, with their answers, and the turns of a conversation."""
 
-import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from anabranch.domain.model import Scores, Value
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Rating
-from anabranch.knowledge.records.database import as_json
+from anabranch.knowledge.records.database import Row, Session, as_json
 from anabranch.knowledge.records.queries import (
     ASKED_WITHIN,
     IN_GROUPS,
@@ -143,7 +142,7 @@ ASKED = (
 )
 
 
-def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int, last: str | None = None) -> list[Turn]:
+def turns(db: Session, caller: Caller, conversation: str, limit: int, last: str | None = None) -> list[Turn]:
     """Of the last turns of the caller's conversation, up to the query `last`, those whose answers it may still read,
     oldest first; no more than rest on MAX_EARLIER_PASSAGES."""
     rows = db.execute(
@@ -156,7 +155,7 @@ def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int,
     return list(_readable(db, caller, rows).values())[::-1]
 
 
-def turns_by_id(db: sqlite3.Connection, caller: Caller, ids: Sequence[str]) -> dict[str, Turn | None]:
+def turns_by_id(db: Session, caller: Caller, ids: Sequence[str]) -> dict[str, Turn | None]:
     """The caller's own questions of these ids, which are given oldest first. None stands for one without an answer that
     it may still read, and for those before the last ones that rest on MAX_EARLIER_PASSAGES."""
     values = {**own_to(caller, caller.owner), "ids": as_json(ids)}
@@ -167,7 +166,7 @@ def turns_by_id(db: sqlite3.Connection, caller: Caller, ids: Sequence[str]) -> d
     return {row["id"]: found.get(row["id"]) for row in rows}
 
 
-def _readable(db: sqlite3.Connection, caller: Caller, rows: Sequence[sqlite3.Row]) -> dict[str, Turn]:
+def _readable(db: Session, caller: Caller, rows: Sequence[Row]) -> dict[str, Turn]:
     """Of some answered questions, newest first, those whose answers a caller may still read."""
     basis = _basis(db, [row["id"] for row in rows])
     withheld = _withheld(db, caller, basis)
@@ -183,7 +182,7 @@ def _readable(db: sqlite3.Connection, caller: Caller, rows: Sequence[sqlite3.Row
     return found
 
 
-def _basis(db: sqlite3.Connection, ids: Collection[str]) -> dict[str, frozenset[FoundAt]]:
+def _basis(db: Session, ids: Collection[str]) -> dict[str, frozenset[FoundAt]]:
     """What the answer of each of some entries rests on: the passages that were found for it, and those on which the
     turns rest that the model has read with it."""
     if not ids:
@@ -203,7 +202,7 @@ def _basis(db: sqlite3.Connection, ids: Collection[str]) -> dict[str, frozenset[
     return {one: frozenset(passages) for one, passages in basis.items()}
 
 
-def _withheld(db: sqlite3.Connection, caller: Caller, basis: Mapping[str, Collection[FoundAt]]) -> set[str]:
+def _withheld(db: Session, caller: Caller, basis: Mapping[str, Collection[FoundAt]]) -> set[str]:
     """Those of some entries whose answer is withheld from a caller: a document on which it rests is deleted, or the
     caller may not see it any more."""
     documents = {passage.document for passages in basis.values() for passage in passages}
@@ -214,7 +213,7 @@ def _withheld(db: sqlite3.Connection, caller: Caller, basis: Mapping[str, Collec
     return {one for one, passages in basis.items() if any(passage.document not in visible for passage in passages)}
 
 
-def _all_stored(db: sqlite3.Connection, passages: Collection[FoundAt]) -> bool:
+def _all_stored(db: Session, passages: Collection[FoundAt]) -> bool:
     """Whether no document of these passages was deleted or has a new version."""
     found = db.execute(
         "SELECT count(DISTINCT chunks.id) FROM documents JOIN chunks "
@@ -234,7 +233,8 @@ ENTRY = (
 DETAIL = ENTRY.format(original="original", answer="answer,")
 # Without what a list does not show.
 LISTED = ENTRY.format(
-    original=f"iif(length(original) > {MAX_LISTED}, substr(original, 1, {MAX_LISTED}) || ' …', original) AS original",
+    original=f"CASE WHEN length(original) > {MAX_LISTED} THEN substr(original, 1, {MAX_LISTED}) || ' …' "
+    "ELSE original END AS original",
     answer="",
 )
 CONDITIONS = {
@@ -255,7 +255,7 @@ RATED = {"since": "rated_us >= ? * 1000000", "until": "rated_us < ? * 1000000"}
 
 
 def listed(
-    db: sqlite3.Connection,
+    db: Session,
     caller: Caller,
     wanted: QueryFilter,
     before: int | None = None,
@@ -283,14 +283,14 @@ def listed(
     return _entries(db, caller, rows)
 
 
-def ids_with_prefix(db: sqlite3.Connection, prefix: str, limit: int) -> list[str]:
+def ids_with_prefix(db: Session, prefix: str, limit: int) -> list[str]:
     """The ids that begin with the prefix, in their order, up to the limit."""
     values = (prefix, f"{prefix}\U0010ffff", limit)
     rows = db.execute("SELECT id FROM queries WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", values)
     return [str(row["id"]) for row in rows]
 
 
-def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAnswer | None:
+def detail(db: Session, caller: Caller, identifier: str) -> LoggedAnswer | None:
     """One entry with its answer; None if the caller may not read it."""
     row = db.execute(DETAIL + "queries.id = ?", (identifier,)).fetchone()
     if row is None:
@@ -336,7 +336,7 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
     )
 
 
-def _is_own(db: sqlite3.Connection, caller: Caller, row: sqlite3.Row) -> bool:
+def _is_own(db: Session, caller: Caller, row: Row) -> bool:
     query = f"SELECT 1 FROM queries WHERE id = :id AND {OWN}"  # noqa: S608
     return db.execute(query, {"id": row["id"], **own_to(caller, readable_user(caller))}).fetchone() is not None
 
@@ -358,7 +358,7 @@ def _for_others(found: LoggedQuery) -> LoggedQuery:
     return msgspec.structs.replace(found, rated_us=None, entry=entry)
 
 
-def _stored_sentences(db: sqlite3.Connection, identifier: str) -> tuple[SentenceView, ...] | None:
+def _stored_sentences(db: Session, identifier: str) -> tuple[SentenceView, ...] | None:
     row = db.execute("SELECT sentences FROM responses WHERE query = ?", (identifier,)).fetchone()
     try:
         return msgspec.json.decode(row["sentences"] or "", type=tuple[SentenceView, ...]) if row is not None else None
@@ -366,14 +366,14 @@ def _stored_sentences(db: sqlite3.Connection, identifier: str) -> tuple[Sentence
         return None
 
 
-def _entries(db: sqlite3.Connection, caller: Caller, rows: Sequence[sqlite3.Row]) -> list[LoggedQuery]:
+def _entries(db: Session, caller: Caller, rows: Sequence[Row]) -> list[LoggedQuery]:
     """Entries for a caller. A question was rewritten with the turns before it, and may repeat their answers."""
     rewritten = [row["id"] for row in rows if row["rewritten"] or row["variants"] != "[]"]
     withheld = _withheld(db, caller, _basis(db, rewritten))
     return [_entry(row, rewriting=row["id"] not in withheld) for row in rows]
 
 
-def _entry(row: sqlite3.Row, *, rewriting: bool) -> LoggedQuery:
+def _entry(row: Row, *, rewriting: bool) -> LoggedQuery:
     entry = QueryEntry(
         id=row["id"],
         created_at=datetime.fromtimestamp(row["created_at"], UTC),
@@ -400,7 +400,7 @@ def _entry(row: sqlite3.Row, *, rewriting: bool) -> LoggedQuery:
     return LoggedQuery(key=row["key"], rated_us=row["rated_us"], shared=bool(row["shared"]), entry=entry)
 
 
-def _passage(row: sqlite3.Row) -> LoggedPassage:
+def _passage(row: Row) -> LoggedPassage:
     return LoggedPassage(
         rank=row["rank"],
         chunk_id=row["chunk"],

@@ -1,6 +1,5 @@
 """Open items: the newest versions of documents, as long as they are not stored."""
 
-import sqlite3
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
@@ -16,7 +15,7 @@ from anabranch.knowledge.model import (
     Permissions,
     StoredDocument,
 )
-from anabranch.knowledge.records.database import as_json, made_at
+from anabranch.knowledge.records.database import Row, Session, as_json, made_at
 from anabranch.knowledge.records.visibility import SEEN, visible_to
 
 # The content hash of an upload without bytes: what tells an empty file from one whose bytes are no longer kept.
@@ -25,7 +24,7 @@ EMPTY_HASH = sha256(b"").hexdigest()
 ITEM_KEYS = 1 << 62
 # Of the rows of `open_items`, those that the caller owns, of collections that it sees. Guests own nothing: no job has
 # an owner of null.
-OWNED = f"((:operator OR open_items.owner = :user) AND {SEEN.format(collection='open_items.collection')})"
+OWNED = f"((:operator = 1 OR open_items.owner = :user) AND {SEEN.format(collection='open_items.collection')})"
 
 
 class OpenName(Value):
@@ -100,7 +99,7 @@ class OpenItem(Value):
         )
 
 
-def id_of(db: sqlite3.Connection, collection: int, identity: str) -> str | None:
+def id_of(db: Session, collection: int, identity: str) -> str | None:
     """The document id of the newest open item with an identity."""
     row = db.execute(
         "SELECT document_id FROM open_items WHERE json_extract(arrived, '$.identity') = ? AND collection = ? "
@@ -111,7 +110,7 @@ def id_of(db: sqlite3.Connection, collection: int, identity: str) -> str | None:
 
 
 def listed(
-    db: sqlite3.Connection,
+    db: Session,
     caller: Caller,
     *,
     collection: int | None,
@@ -126,7 +125,7 @@ def listed(
     wanted = (
         f"{OWNED} AND (:collection IS NULL OR collection = :collection) AND (:status IS NULL OR status = :status) "
         "AND (:connector IS NULL OR json_extract(arrived, '$.connector_id') = :connector) "
-        "AND NOT (:unstored AND is_stored)"
+        "AND (:unstored = 0 OR NOT is_stored)"
     )
     values = {"collection": collection, "status": status, "connector": connector_id, "unstored": unstored}
     values |= visible_to(caller) | {"after": after, "limit": limit}
@@ -135,15 +134,16 @@ def listed(
     return [_open_item(row) for row in db.execute(page, values)], int(db.execute(total, values).fetchone()[0])
 
 
-def by_documents(db: sqlite3.Connection, caller: Caller, ids: Sequence[str]) -> dict[str, OpenItem]:
+def by_documents(db: Session, caller: Caller, ids: Sequence[str]) -> dict[str, OpenItem]:
     """The caller's open items of some documents, by document id."""
     # A cross join reads one document after the other; otherwise SQLite would read all open items.
-    query = f"SELECT open_items.* FROM json_each(:ids) CROSS JOIN open_items ON document_id = value WHERE {OWNED}"  # noqa: S608
+    named = "SELECT open_items.* FROM json_each(:ids) AS named CROSS JOIN open_items WHERE document_id = named.value"
+    query = f"{named} AND {OWNED}"
     found = db.execute(query, {"ids": as_json(ids), **visible_to(caller)})
     return {item.document_id: item for item in map(_open_item, found)}
 
 
-def names(db: sqlite3.Connection, caller: Caller, limit: int, status: DocumentStatus | None) -> Iterator[OpenName]:
+def names(db: Session, caller: Caller, limit: int, status: DocumentStatus | None) -> Iterator[OpenName]:
     """The names of the caller's newest open items, newest first."""
     columns = ", ".join(f"json_extract(arrived, '$.{name}') AS {name}" for name in ("filename", "title", "url"))
     which = f"{OWNED} AND (:status IS NULL OR status = :status) ORDER BY key DESC LIMIT :limit"
@@ -153,7 +153,7 @@ def names(db: sqlite3.Connection, caller: Caller, limit: int, status: DocumentSt
         yield OpenName(document_id=row["document_id"], filename=row["filename"], title=title)
 
 
-def stored_documents(db: sqlite3.Connection, caller: Caller) -> list[int]:
+def stored_documents(db: Session, caller: Caller) -> list[int]:
     """The keys of the documents of which the caller has sent a newer version that is not stored."""
     query = f"SELECT documents.key FROM open_items JOIN documents ON id = document_id WHERE {OWNED}"  # noqa: S608
     return [row[0] for row in db.execute(query, visible_to(caller))]
@@ -164,7 +164,7 @@ def title_of(title: str | None, filename: str | None, url: str | None) -> str:
     return title or filename or url or "text"
 
 
-def _open_item(row: sqlite3.Row) -> OpenItem:
+def _open_item(row: Row) -> OpenItem:
     arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
     return OpenItem(
         key=row["key"],

@@ -1,7 +1,6 @@
 """The query log, written: questions, retrieved passages, answers, citations and feedback; and the number of questions
 per collection, user and day."""
 
-import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from anabranch.domain.model import Passage, Value
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Erased, Rating
 from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.database import as_json
+from anabranch.knowledge.records.database import Session, as_json
 from anabranch.knowledge.records.visibility import visible_to
 
 DAY_S = 86_400
@@ -114,10 +113,10 @@ NO_OTHERS = """({column} IS NOT NULL AND NOT EXISTS (
 WITHIN = NO_OTHERS.format(column="key_collections", given="{}")
 IN_GROUPS = NO_OTHERS.format(column="key_groups", given="{}")
 ASKED_WITHIN = (
-    f"((:collections IS NULL OR {WITHIN.format(':collections')}) AND (:operator OR {IN_GROUPS.format(':groups')}))"
+    f"((:collections IS NULL OR {WITHIN.format(':collections')}) AND (:operator = 1 OR {IN_GROUPS.format(':groups')}))"
 )
 # Those that are the caller's own; an operator owns all. Its values come from `own_to`.
-OWN = f"((:operator OR user = :user) AND {ASKED_WITHIN})"
+OWN = f"((:operator = 1 OR user = :user) AND {ASKED_WITHIN})"
 
 
 def asker(caller: Caller) -> str:
@@ -125,7 +124,7 @@ def asker(caller: Caller) -> str:
     return caller.owner if caller.user is not None or caller.operator else GUEST
 
 
-def record(db: sqlite3.Connection, query: QueryRecord) -> None:
+def record(db: Session, query: QueryRecord) -> None:
     now = time.time()
     if query.kept and _is_any_gone(db, query):
         query = msgspec.structs.replace(query, **BLANK)
@@ -137,7 +136,7 @@ def record(db: sqlite3.Connection, query: QueryRecord) -> None:
             _record_answer(db, query, now)
 
 
-def _is_any_gone(db: sqlite3.Connection, query: QueryRecord) -> bool:
+def _is_any_gone(db: Session, query: QueryRecord) -> bool:
     """Whether a document that was found, now or in an earlier turn, is deleted by now: then it may be erased already,
     and its text must not come back. Passages from elsewhere have no place."""
     found = {one.document_id for one in query.found if one.place is not None} | {one.document for one in query.earlier}
@@ -145,14 +144,15 @@ def _is_any_gone(db: sqlite3.Connection, query: QueryRecord) -> bool:
     return bool(found) and db.execute(gone, (as_json(sorted(filter(None, found))),)).fetchone() is not None
 
 
-def _count(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
+def _count(db: Session, query: QueryRecord, now: float) -> None:
     db.executemany(
-        "INSERT INTO query_counts VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1",
+        "INSERT INTO query_counts VALUES (?, ?, ?, 1) "
+        "ON CONFLICT (collection, day, user) DO UPDATE SET count = query_counts.count + 1",
         ((key, _day(now), query.user) for key in query.collections or ()),
     )
 
 
-def _record_question(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
+def _record_question(db: Session, query: QueryRecord, now: float) -> None:
     db.execute(
         "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
         (
@@ -189,7 +189,7 @@ def _by_document(passages: Iterable[FoundAt]) -> dict[str, list[str]]:
     return found
 
 
-def _record_answer(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
+def _record_answer(db: Session, query: QueryRecord, now: float) -> None:
     db.executemany(
         "INSERT INTO retrievals VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
@@ -246,7 +246,7 @@ def _sentences(query: QueryRecord) -> str | None:
     return encoded.decode() if 0 < len(encoded) <= MAX_SENTENCES_BYTES else None
 
 
-def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, comment: str | None) -> Rated | None:
+def rate(db: Session, query: str, caller: Caller, rating: Rating, comment: str | None) -> Rated | None:
     """Feedback on the caller's own question; None if none of that id was answered."""
     row = db.execute(
         "SELECT surface, feedback, comment FROM responses JOIN queries ON queries.id = query "  # noqa: S608
@@ -256,8 +256,8 @@ def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, com
     if row is None:
         return None
     db.execute(
-        "UPDATE responses SET feedback = ?, comment = ?, rated_us = max(?, 1 + coalesce((SELECT max(rated_us) FROM "
-        "responses WHERE feedback IS NOT NULL), 0)) WHERE query = ?",
+        "UPDATE responses SET feedback = ?, comment = ?, rated_us = (SELECT max(us) FROM (SELECT ? AS us UNION ALL "
+        "SELECT max(rated_us) + 1 FROM responses WHERE feedback IS NOT NULL) AS moments) WHERE query = ?",
         (rating, comment, time.time_ns() // 1_000, query),
     )
     if (rating, comment) != (row["feedback"], row["comment"]):
@@ -265,7 +265,7 @@ def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, com
     return Rated(surface=row["surface"], first=row["feedback"] is None)
 
 
-def share(db: sqlite3.Connection, caller: Caller, identifier: str, *, shared: bool) -> bool:
+def share(db: Session, caller: Caller, identifier: str, *, shared: bool) -> bool:
     """Let others read the caller's own entry, or no longer; False if there is none of that id."""
     found = db.execute(
         f"SELECT shared FROM queries WHERE id = :id AND {OWN}",  # noqa: S608
@@ -288,7 +288,7 @@ def readable_user(caller: Caller) -> str | None:
     return None if caller.user == GUEST else caller.user
 
 
-def count(db: sqlite3.Connection, collection: int, days: int, user: str | None = None) -> int:
+def count(db: Session, collection: int, days: int, user: str | None = None) -> int:
     """The number of answered questions to a collection today and on the days before (UTC), of one user or of all."""
     found = db.execute(
         "SELECT coalesce(sum(count), 0) FROM query_counts WHERE collection = ? AND day > ? AND (? IS NULL OR user = ?)",
@@ -297,7 +297,7 @@ def count(db: sqlite3.Connection, collection: int, days: int, user: str | None =
     return int(found.fetchone()[0])
 
 
-def forget(db: sqlite3.Connection, days: float, user: str | None = None, *, counts: bool = False) -> int:
+def forget(db: Session, days: float, user: str | None = None, *, counts: bool = False) -> int:
     """Delete questions older than some days, of one user or of all; returns how many. With `counts`, also the counts of
     every day that began before: a day's count cannot be divided."""
     limit = time.time() - days * DAY_S
@@ -322,7 +322,7 @@ def forget(db: sqlite3.Connection, days: float, user: str | None = None, *, coun
     return len(old)
 
 
-def erase(db: sqlite3.Connection, erased: Erased) -> int:
+def erase(db: Session, erased: Erased) -> int:
     """Delete the questions of users with their counts, and blank those for which a document was found, with the later
     ones of the same conversation, whose answers may repeat it. What is left of a blank entry is figures. Returns how
     many entries that were."""
@@ -357,10 +357,10 @@ def erase(db: sqlite3.Connection, erased: Erased) -> int:
     return deleted + len(ids)
 
 
-def _erase_addresses(db: sqlite3.Connection, user: str) -> None:
+def _erase_addresses(db: Session, user: str) -> None:
     """Remove the addresses of a user's collections from the questions of others."""
     begins = (f"{user}/", f"collection:{user}/")
-    named = "instr(coalesce(endpoint, '') || coalesce(settings, ''), ?)"
+    named = "instr(coalesce(endpoint, '') || coalesce(settings, ''), ?) > 0"
     rows = db.execute(f"SELECT id, endpoint, settings FROM queries WHERE {named}", (f"{user}/",))  # noqa: S608
     for identifier, endpoint, encoded in rows.fetchall():
         settings = None if encoded is None else msgspec.json.decode(encoded)

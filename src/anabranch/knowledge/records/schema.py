@@ -451,6 +451,21 @@ UPDATE queries SET key_groups = known.names FROM (
 ) AS known WHERE queries.user = known.user AND known.names IS NOT '[]';
 """
 
+# The nodes that share the records, and which of them processes an item: "" where the records are in the data folder.
+NODES = """
+CREATE TABLE nodes (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    version TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    seen_at REAL NOT NULL,
+    seq INTEGER NOT NULL,
+    erased_pass INTEGER NOT NULL
+) WITHOUT ROWID;
+ALTER TABLE items ADD COLUMN node TEXT NOT NULL DEFAULT '';
+CREATE INDEX items_processed ON items (key) WHERE status = 'processing';
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -470,4 +485,5 @@ MIGRATIONS = (
     PUBLISHERS,
     NAMES,
     KEY_GROUPS,
+    NODES,
 )

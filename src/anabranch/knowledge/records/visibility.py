@@ -6,7 +6,7 @@ from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import as_json
 
 # Whether a key is not restricted to other collections: as `Caller.sees`.
-SEEN = "(:collections IS NULL OR {collection} IN (SELECT value FROM json_each(:collections)))"
+SEEN = "(:collections IS NULL OR {collection} IN (SELECT CAST(value AS BIGINT) FROM json_each(:collections)))"
 # Whether an owner or permissions, as columns or in JSON, permit a caller: as `Permissions.permits`.
 PERMITTED = """(
     {owner} = :user OR {visibility} = 'public' OR {visibility} = 'restricted' AND (
@@ -26,7 +26,7 @@ OF_COLLECTION = PERMITTED.format(
 # Of the rows of `documents`, those that a caller may see: as `Catalog.permitted`, for queries that must not read what
 # others have stored. Its values come from `visible_to`.
 VISIBLE = f"""({SEEN.format(collection="documents.collection")} AND (
-    :operator OR {OF_DOCUMENT} OR documents.visibility = 'collection' AND EXISTS (
+    :operator = 1 OR {OF_DOCUMENT} OR documents.visibility = 'collection' AND EXISTS (
         SELECT 1 FROM collections AS followed WHERE followed.key = documents.collection AND {OF_COLLECTION}
     )
 )

@@ -1,0 +1,379 @@
+"""The records in PostgreSQL."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
+from typing import Any, Literal, TypeVar
+
+import psycopg
+from psycopg import RawCursor, conninfo
+from psycopg.adapt import Dumper, Loader
+from psycopg.pq import TransactionStatus
+from psycopg.types.string import StrDumperUnknown
+
+from anabranch.domain.errors import ConfigurationError
+from anabranch.knowledge.records.database import DiskFull, StaleSnapshot, StoreFailed
+from anabranch.knowledge.records.dialect import translated
+from anabranch.knowledge.records.postgres_schema import MIGRATIONS, SINCE
+from anabranch.policies.fair_threads import FairThreads
+
+T = TypeVar("T")
+
+READERS = 8
+# Connections of a process: of the readers, of the writer, and of threads of others, such as those that index.
+CONNECTIONS = READERS + 8
+SNAPSHOTS = 5
+# Locks of transactions: of the writers, and of the migrations.
+WRITING, MIGRATING = 0x616E6162, 0x616E6163
+# For so long a failed transaction is tried again: a standby is promoted, or a server starts again.
+PATIENCE_S = 15.0
+RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
+OPTIONS = {
+    "connect_timeout": "3",
+    "application_name": "anabranch",
+    "tcp_user_timeout": "10000",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+}
+STATEMENT_MS, LOCK_MS, IDLE_MS = 30_000, 20_000, 60_000
+VERSION_FACT = "schema_version"
+READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+# What another transaction has caused, or a server that ends, is a standby by now, or is not there.
+TRANSIENT = ("40001", "40P01", "55P03", "57P01", "57P02", "57P03", "25006", "53300")
+DISK_FULL = "53100"
+
+
+class _TextDumper(StrDumperUnknown):
+    """PostgreSQL's texts have no NUL."""
+
+    def dump(self, obj: str) -> Any:
+        return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in obj else obj)
+
+
+class _NumberLoader(Loader):
+    """Sums of integers are integers."""
+
+    def load(self, data: Any) -> float:
+        number = bytes(data).decode()
+        return int(number) if number.lstrip("-").isdigit() else float(number)
+
+
+class _TruthDumper(Dumper):
+    """Truth values are 0 and 1."""
+
+    oid = psycopg.adapters.types["int2"].oid
+
+    def dump(self, obj: bool) -> bytes:
+        return b"1" if obj else b"0"
+
+
+@lru_cache(maxsize=500)
+def _row_type(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
+    """The rows of a result with these columns: tuples that also have names, as those of SQLite."""
+    places = {name: at for at, name in reversed(list(enumerate(names)))}
+
+    class Named(tuple[Any, ...]):
+        __slots__ = ()
+
+        def __getitem__(self, column: Any) -> Any:
+            return tuple.__getitem__(self, places[column] if isinstance(column, str) else column)
+
+        def keys(self) -> tuple[str, ...]:
+            return names
+
+    return Named
+
+
+def _rows(cursor: "psycopg.Cursor[Any]") -> Callable[[Sequence[Any]], Any]:
+    return _row_type(tuple(one.name for one in cursor.description or ()))
+
+
+class PostgresSession:
+    """A connection within a transaction."""
+
+    kind: Literal["sqlite", "postgres"] = "postgres"
+
+    def __init__(self, connection: "psycopg.Connection[Any]") -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> "psycopg.Cursor[Any]":
+        statement = translated(sql)
+        return self._cursor().execute(statement.sql, statement.values(values) if statement.slots else None)
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> "psycopg.Cursor[Any]":
+        statement, cursor = translated(sql), self._cursor()
+        cursor.executemany(statement.sql, [statement.values(tuple(row)) for row in rows])
+        return cursor
+
+    def reserve(self, table: str, count: int) -> int:
+        """The first of so many keys in a row of a table whose keys are never used again."""
+        [(last,)] = self.execute(
+            "INSERT INTO reserved VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET last = reserved.last + excluded.last RETURNING last",
+            (table, count),
+        ).fetchall()
+        return int(last) - count + 1
+
+    def now(self) -> float:
+        """The time of the database, in seconds since 1970."""
+        [(now,)] = self._cursor().execute("SELECT extract(epoch FROM clock_timestamp())").fetchall()
+        return float(now)
+
+    def _cursor(self) -> "psycopg.Cursor[Any]":
+        return RawCursor(self._connection, row_factory=_rows)
+
+
+class PostgresDatabase:
+    """The records in a PostgreSQL server, or in the one of several that can be written. The transactions of all
+    processes that write in order hold a lock."""
+
+    def __init__(self, url: str) -> None:
+        self._target = target(url)
+        # Guards what follows; notified when a connection is given back.
+        self._lock = threading.Condition()
+        self._idle: list[psycopg.Connection[Any]] = []
+        self._used = 0
+        self._closed = False
+        self._failure: StoreFailed | None = None
+        self._writer = FairThreads.of(1, "records-writer")
+        self._readers = FairThreads.of(READERS, "records-reader")
+
+    @classmethod
+    def open(cls, url: str) -> "PostgresDatabase":
+        """Connect to the records; create or migrate them if needed."""
+        database = cls(url)
+        try:
+            with database._connection() as connection:
+                migrate(connection)
+        except (psycopg.Error, StoreFailed) as error:
+            database.close()
+            raise ConfigurationError(
+                f"AGGREGATOR_DATABASE_URL: the records cannot be opened ({reason_of(error)}). Check that PostgreSQL "
+                "runs there, that the database exists, and that its user may create tables in it."
+            ) from None
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    async def read(self, work: Callable[[PostgresSession], T]) -> T:
+        return await self._readers.run(self.reading, work)
+
+    def reading(self, work: Callable[[PostgresSession], T]) -> T:
+        """Read in the calling thread, in one snapshot; in a new one if `work` raises StaleSnapshot."""
+
+        def read() -> T:
+            for _ in range(SNAPSHOTS):
+                with self._connection() as connection, suppress(StaleSnapshot):
+                    return _in_transaction(connection, READ, work)
+            raise StoreFailed("The index is being replaced too often to search it; ask again.")
+
+        return self._tried(read, "read")
+
+    async def write(self, work: Callable[[PostgresSession], T], *, deleting: bool = False, ordered: bool = True) -> T:
+        return await self._writer.run(partial(self.writing, work, deleting=deleting, ordered=ordered))
+
+    def writing(self, work: Callable[[PostgresSession], T], *, deleting: bool = False, ordered: bool = True) -> T:  # noqa: ARG002
+        """Write in the calling thread: all or nothing, and on disk when this returns."""
+
+        def locked(db: PostgresSession) -> T:
+            if ordered:
+                db.execute("SELECT pg_advisory_xact_lock(?)", (WRITING,))
+            return work(db)
+
+        def write() -> T:
+            with self._connection() as connection:
+                return _in_transaction(connection, "BEGIN", locked)
+
+        try:
+            done = self._tried(write, "written")
+        except StoreFailed as error:
+            self._failure = error
+            raise
+        self._failure = None
+        return done
+
+    def _tried(self, work: Callable[[], T], what: str) -> T:
+        """The result of a transaction, which is tried again where another one or a failover has ended it."""
+        deadline, waits = time.monotonic() + PATIENCE_S, iter(RETRY_S)
+        while True:
+            try:
+                return work()
+            except Unknown as error:
+                raise StoreFailed(f"The connection was lost while it was decided whether this is {what}.") from error
+            except psycopg.Error as error:
+                if not _is_transient(error) or time.monotonic() > deadline:
+                    kind = DiskFull if error.sqlstate == DISK_FULL else StoreFailed
+                    raise kind(f"The records cannot be {what} ({reason_of(error)}).") from error
+            time.sleep(next(waits, RETRY_S[-1]))
+
+    def check_writable(self) -> None:
+        """Raise StoreFailed if the records cannot be written now."""
+        try:
+            with self._connection() as connection:
+                row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+        except psycopg.Error as error:
+            raise StoreFailed(f"The records cannot be written ({reason_of(error)}).") from error
+        if row is None or row[0]:
+            raise StoreFailed("The records cannot be written: the database is a standby.")
+        if self._failure is not None:
+            self.writing(lambda db: db.execute("UPDATE reserved SET last = last WHERE name = ''"), ordered=False)
+
+    def bytes_to_compact(self) -> int:
+        """How much free space in the data folder `compact` needs."""
+        return 0
+
+    def compact(self) -> int:
+        """Free the space of deleted rows for others; returns 0: the files do not become smaller."""
+        with self._connection() as connection:
+            connection.execute("SET statement_timeout = 0")
+            try:
+                connection.execute("VACUUM")
+            finally:
+                with suppress(psycopg.Error):
+                    connection.execute(f"SET statement_timeout = {STATEMENT_MS}")
+        return 0
+
+    def close(self) -> None:
+        self._writer.close()
+        self._readers.close()
+        with self._lock:
+            self._closed = True
+            self._lock.wait_for(lambda: not self._used)
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+    @contextmanager
+    def _connection(self) -> Iterator["psycopg.Connection[Any]"]:
+        """A connection that no other thread uses meanwhile; at most CONNECTIONS at once."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._closed or self._used < CONNECTIONS)
+            if self._closed:
+                raise StoreFailed("The records are closed.")
+            self._used += 1
+            connection = self._idle.pop() if self._idle else None
+        try:
+            if connection is None or connection.closed:
+                connection = _connect(self._target)
+            yield connection
+        except psycopg.OperationalError:
+            # The server may be another one by now: none of the others is used again either.
+            with self._lock:
+                stale, self._idle = self._idle, []
+            for one in (*stale, *(() if connection is None else (connection,))):
+                one.close()
+            raise
+        finally:
+            with self._lock:
+                self._used -= 1
+                if connection is not None and not connection.closed:
+                    self._idle.append(connection)
+                self._lock.notify_all()
+
+
+class Unknown(psycopg.Error):
+    """The connection was lost after a commit was sent."""
+
+
+def target(url: str) -> str:
+    """What is connected to: with several hosts the one that can be written, unless the address says otherwise."""
+    try:
+        given = conninfo.conninfo_to_dict(url)
+    except psycopg.Error as error:
+        raise ConfigurationError(
+            f"AGGREGATOR_DATABASE_URL is no address of a PostgreSQL database ({reason_of(error)}). "
+            "Write it as postgresql://USER:PASSWORD@HOST:PORT/NAME"
+        ) from None
+    several = {"target_session_attrs": "read-write"} if "," in str(given.get("host", "")) else {}
+    return conninfo.make_conninfo("", **{**OPTIONS, **several, **given})
+
+
+def _connect(to: str) -> "psycopg.Connection[Any]":
+    connection: psycopg.Connection[Any] = psycopg.connect(to, autocommit=True)
+    connection.adapters.register_dumper(str, _TextDumper)
+    connection.adapters.register_dumper(bool, _TruthDumper)
+    connection.adapters.register_loader("numeric", _NumberLoader)
+    connection.execute(
+        f"SET statement_timeout = {STATEMENT_MS}; SET lock_timeout = {LOCK_MS}; "
+        f"SET idle_in_transaction_session_timeout = {IDLE_MS}; SET client_encoding = 'UTF8'; SET jit = off; "
+        "SET extra_float_digits = 1"
+    )
+    return connection
+
+
+def _in_transaction(connection: "psycopg.Connection[Any]", begin: str, work: Callable[[PostgresSession], T]) -> T:
+    connection.execute(begin)
+    try:
+        done = work(PostgresSession(connection))
+    except BaseException:
+        if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
+            with suppress(psycopg.Error):
+                connection.execute("ROLLBACK")
+        raise
+    try:
+        connection.execute("COMMIT")
+    except psycopg.OperationalError as error:
+        if begin == READ:
+            return done
+        if connection.closed or connection.broken:
+            raise Unknown(str(error)) from error
+        raise
+    return done
+
+
+def _is_transient(error: psycopg.Error) -> bool:
+    if error.sqlstate is None:  # the connection was refused or lost
+        return isinstance(error, psycopg.OperationalError)
+    return error.sqlstate in TRANSIENT or error.sqlstate.startswith("08")
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says, in one line and without what it says of the statement."""
+    diagnosis = getattr(getattr(error, "diag", None), "message_primary", None)
+    return str(diagnosis or error).strip().partition("\n")[0]
+
+
+def migrate(connection: "psycopg.Connection[Any]") -> None:
+    """Create the tables or bring them up to date. Other processes that start meanwhile wait."""
+    newest = SINCE + len(MIGRATIONS) - 1
+    if _version(connection) == newest:
+        return
+    with connection.transaction():
+        connection.execute("SET LOCAL lock_timeout = 0")
+        connection.execute("SET LOCAL statement_timeout = 0")
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATING,))
+        version = _version(connection)
+        if version > newest:
+            raise ConfigurationError(
+                f"The records have schema version {version}, written by a newer Anabranch; this one supports version "
+                f"{newest}. Update Anabranch."
+            )
+        for migration in MIGRATIONS[max(0, version - SINCE + 1) :]:
+            connection.execute(migration)
+        if not version:
+            _fill(connection)
+        db = PostgresSession(connection)
+        db.execute(
+            "INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (VERSION_FACT, str(newest)),
+        )
+
+
+def _fill(connection: "psycopg.Connection[Any]") -> None:
+    connection.execute("INSERT INTO facts VALUES ('default_visibility', 'private')")
+    start = os.urandom(32)
+    connection.execute("INSERT INTO audit_chain VALUES (0, %s, 0, %s)", (start, start))
+
+
+def _version(connection: "psycopg.Connection[Any]") -> int:
+    """The version of the schema; 0 if there is none."""
+    row = connection.execute("SELECT to_regclass('facts') IS NOT NULL").fetchone()
+    if row is None or not row[0]:
+        return 0
+    found = connection.execute("SELECT value FROM facts WHERE name = %s", (VERSION_FACT,)).fetchone()
+    return 0 if found is None else int(found[0])
