@@ -31,6 +31,7 @@ from anabranch.pipeline.prompt import estimate
 from anabranch.testing import ManualClock, Space
 from support.embedding_server import PREFERRED, ModelServer, model_server
 from support.environment import loaded, opened, served
+from support.postgres_server import shared_postgres
 from support.settings_collections import TEXTS, embedding, kept, notes, ready, text
 
 __all__ = ["kept", "notes"]  # fixtures
@@ -66,6 +67,16 @@ async def test_data_dir_is_where_collections_are_stored(tmp_path: Path, server: 
     async with opened(DATA_DIR=there, **embedding(server)) as anabranch:
         with pytest.raises(AnabranchError, match="'notes' is neither"):
             await found(anabranch, "river sand")
+
+
+async def test_database_url_is_where_nodes_share_their_records(tmp_path: Path, server: ModelServer) -> None:
+    here, there, url = str(tmp_path / "here"), str(tmp_path / "there"), shared_postgres().create_database()
+    async with (
+        ready(loaded(DATA_DIR=here, DATABASE_URL=url, **embedding(server)), *map(text, TEXTS)),
+        opened(DATA_DIR=there, DATABASE_URL=url, **embedding(server)) as anabranch,
+    ):
+        assert TEXTS[0] in await found(anabranch, "river sand")
+    assert not (tmp_path / "here" / "records.sqlite").exists()
 
 
 async def test_models_dir_is_where_the_embedding_model_is(tmp_path: Path, models_dir: Path) -> None:

@@ -62,6 +62,7 @@ def test_redaction_removes_the_start_of_a_truncated_key(before: int, key: str, g
 def test_redaction_knows_every_secret_setting(name: str) -> None:
     values = {
         "redis_url": f"redis://me:{TOKEN}@localhost:6379/0",
+        "database_url": f"postgresql://me:{TOKEN}@localhost:6379/records",
         "otlp_headers": f"a=b,authorization=Bearer%20{TOKEN}",
     }
     settings = msgspec.structs.replace(Settings(), **{name: values.get(name, TOKEN)})
@@ -69,6 +70,11 @@ def test_redaction_knows_every_secret_setting(name: str) -> None:
     assert removed("localhost:6379 authorization Bearer", Secrets(secrets_of(settings))) == (
         "localhost:6379 authorization Bearer"
     )
+
+
+def test_redaction_knows_a_password_in_a_parameter() -> None:
+    settings = Settings(database_url=f"postgresql://localhost:5432/records?user=me&password={TOKEN}&sslmode=require")
+    assert removed(f"a {TOKEN} localhost:5432", Secrets(secrets_of(settings))) == f"a {REMOVED} localhost:5432"
 
 
 def test_texts_of_other_upstreams_lose_only_named_secrets_of_mcp_servers() -> None:

@@ -50,7 +50,7 @@ from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import Aggregation, McpServer
 from anabranch.domain.model import Endpoint
 from anabranch.network.addresses import Network, parse
-from anabranch.network.redaction import PASSWORDS, secret_parts
+from anabranch.network.redaction import PASSWORD_PARAMETERS, PASSWORDS, secret_parts
 
 
 class TrackedEnvironment(dict[str, str]):
@@ -350,8 +350,10 @@ def secrets_of(settings: Settings) -> Iterator[str]:
         settings.backup_passphrase,
     )
     tokens = (endpoint.token for endpoint in (*settings.sources.values(), *settings.models.values()))
+    addresses = f"{settings.redis_url} {settings.database_url}"
+    passwords = (*PASSWORDS.findall(addresses), *PASSWORD_PARAMETERS.findall(addresses))
     headers = (pair.partition("=")[2] for pair in (settings.otlp_headers or "").split(","))
-    for value in (*keys, *tokens, *headers, *PASSWORDS.findall(f"{settings.redis_url} {settings.database_url}")):
+    for value in (*keys, *tokens, *headers, *passwords):
         yield from secret_parts(value or "")
 
 

@@ -12,7 +12,7 @@ from anabranch.knowledge.index.reader import View
 from anabranch.knowledge.index.segment import products
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import Row, Session
+from anabranch.knowledge.records.database import ResultRow, Session
 from anabranch.text.near_duplicates import decisive_words, similarity
 
 # Only texts whose vectors are so similar are compared.
@@ -25,8 +25,8 @@ CALL_STEPS = 1_000
 class Repeat(NamedTuple):
     """A chunk that is left out, and the better one that it nearly repeats."""
 
-    row: Row
-    better: Row
+    row: ResultRow
+    better: ResultRow
     similarity: float
 
 
@@ -85,10 +85,10 @@ class DistinctChunks:
                 chosen[position] = None
         return list(chosen)
 
-    def _visible(self, keys: Sequence[int]) -> dict[int, Row]:
+    def _visible(self, keys: Sequence[int]) -> dict[int, ResultRow]:
         return documents.chunks_by_key(self._db, self._caller, keys)
 
-    def _leave_out(self, row: Row, better: Sequence[Row]) -> bool:
+    def _leave_out(self, row: ResultRow, better: Sequence[ResultRow]) -> bool:
         """Whether one of the better chunks says the same; it then names this one."""
         for other in better:
             alike = self._similarity(row, other)
@@ -106,13 +106,13 @@ class DistinctChunks:
                 return True
         return False
 
-    def named(self, row: Row) -> ExplainedPassage:
+    def named(self, row: ResultRow) -> ExplainedPassage:
         return named(self._source_of(row), row["title"], row["id"], row["chunk_id"], row["text"])
 
-    def _source_of(self, row: Row) -> str:
+    def _source_of(self, row: ResultRow) -> str:
         return str(row["collection_name"]) if self._source is None else self._source
 
-    def _similarity(self, row: Row, other: Row) -> float:
+    def _similarity(self, row: ResultRow, other: ResultRow) -> float:
         one, two = row["text"], other["text"]
         if one == two:
             return 1.0
@@ -124,7 +124,7 @@ class DistinctChunks:
         self._left -= steps
         return similarity(one, two, self._threshold) if self._words(row) == self._words(other) else 0.0
 
-    def _words(self, row: Row) -> tuple[str, ...]:
+    def _words(self, row: ResultRow) -> tuple[str, ...]:
         key = row["chunk_key"]
         if key not in self._decisive:
             self._decisive[key] = decisive_words(row["text"])

@@ -19,7 +19,7 @@ from anabranch.knowledge.index.segment import products
 from anabranch.knowledge.mmr import Floats, mmr
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents, embeddings
-from anabranch.knowledge.records.database import Database, Row, Session
+from anabranch.knowledge.records.database import Database, ResultRow, Session
 
 # Weights, tuned on Cranfield and Medline (docs/search.md).
 DENSE = 1.0
@@ -431,7 +431,7 @@ def _naming(passage: Passage, copies: Mapping[str, Sequence[Duplicate]]) -> Pass
     return passage if left_out is None else msgspec.structs.replace(passage, also_in=tuple(left_out))
 
 
-def _passage(row: Row, found: Candidates, at: int, source: str | None) -> Passage:
+def _passage(row: ResultRow, found: Candidates, at: int, source: str | None) -> Passage:
     return Passage(
         source=row["collection_name"] if source is None else source,
         title=row["title"],

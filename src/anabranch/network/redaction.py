@@ -26,6 +26,7 @@ CONFIDENTIAL = re.compile(
     r"key|token|secret|passw|auth(?!or(?!i))|credential|bearer|dsn|connection|cookie|session", re.IGNORECASE
 )
 PASSWORDS = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+PASSWORD_PARAMETERS = re.compile(r"[?&](?:ssl)?password=([^&\s]+)")
 SEPARATORS = re.compile(r"[\s=;,@]+")
 SCHEMES = frozenset({"basic", "bearer", "digest", "negotiate", "token"})
 # Characters that libraries do not escape: none, those of Python, of JavaScript's encodeURIComponent and encodeURI.

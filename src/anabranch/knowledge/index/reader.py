@@ -19,7 +19,7 @@ from anabranch.knowledge.index.permission_classes import CollectionReaders, Perm
 from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
 from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import attributes, changes, collections, documents, embeddings
-from anabranch.knowledge.records.database import Row, Session, StaleSnapshot
+from anabranch.knowledge.records.database import ResultRow, Session, StaleSnapshot
 from anabranch.text.words import terms
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Catalog:
             self.collections[one.key] = one
             self._readers.add(one)
 
-    def _store(self, rows: Iterable[Row]) -> None:
+    def _store(self, rows: Iterable[ResultRow]) -> None:
         for row in rows:
             key, first, count = row["key"], row["first_chunk"], row["chunk_count"]
             self._table = _grown(self._table, key)
@@ -443,7 +443,7 @@ def load(db: Session, keys: Sequence[int]) -> Segment:
     return Segment.build([row["key"] for row in rows], vectors, [_terms_of(row) for row in rows])
 
 
-def _terms_of(row: Row) -> list[int]:
+def _terms_of(row: ResultRow) -> list[int]:
     """The terms of a chunk: its text, its document's title, and the headings above it."""
     above = [row["title"], *msgspec.json.decode(row["headers"])]
     return terms(" \n".join([*(line for line in above if line not in row["text"]), row["text"]]))

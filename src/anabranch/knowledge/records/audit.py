@@ -18,7 +18,7 @@ from anabranch.domain.audit import USER, Actor, AuditEntry, AuditFilter, AuditRe
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
-from anabranch.knowledge.records.database import Row, Session, as_json
+from anabranch.knowledge.records.database import ResultRow, Session, as_json
 from anabranch.knowledge.records.facts import fact, set_fact
 from anabranch.knowledge.records.schema import AUDIT, MIGRATIONS
 from anabranch.knowledge.records.sqlite import connect_to, migrate
@@ -406,7 +406,7 @@ def _condition(name: str) -> str:
     return CONDITIONS[name].replace("?", f":{name}")
 
 
-def _record(db: Session, row: Row) -> AuditRecord:
+def _record(db: Session, row: ResultRow) -> AuditRecord:
     details = msgspec.json.decode(row["details"], type=dict)
     granted = _granted(details)
     details.pop("granted", None)

@@ -10,7 +10,7 @@ from anabranch.domain.audit import AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Collection, CollectionSettings, DefaultVisibility, Erased
 from anabranch.knowledge.records import audit, changes, documents
-from anabranch.knowledge.records.database import Row, Session, as_json, new_id
+from anabranch.knowledge.records.database import ResultRow, Session, as_json, new_id
 from anabranch.knowledge.records.facts import fact
 
 
@@ -122,7 +122,7 @@ def erase(db: Session, erased: Erased) -> int:
     return len(owned)
 
 
-def _collection(row: Row) -> Collection:
+def _collection(row: ResultRow) -> Collection:
     return Collection(
         key=row["key"],
         id=row["id"],

@@ -57,7 +57,7 @@ class StaleSnapshot(Exception):
     """The index or another reader is ahead of the snapshot that a function reads."""
 
 
-class Row(Protocol):
+class ResultRow(Protocol):
     """A row of a result, by the positions and the names of its columns."""
 
     def __getitem__(self, column: Any, /) -> Any: ...

@@ -12,7 +12,7 @@ from anabranch.domain.errors import ConfigurationError, QuotaReached
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.model import Caller, ChunkView, DocumentDraft, Erased, Permissions, Piece, StoredDocument
 from anabranch.knowledge.records import attributes, audit, changes
-from anabranch.knowledge.records.database import Row, Session, as_json, new_id
+from anabranch.knowledge.records.database import ResultRow, Session, as_json, new_id
 from anabranch.knowledge.records.facts import fact, forget_fact, set_fact
 from anabranch.knowledge.records.schema import MEASURE
 from anabranch.knowledge.records.visibility import VISIBLE, visible_to
@@ -338,7 +338,7 @@ def with_content(db: Session, collection: int, content_hash: str, recipe: str) -
     return _select(db, where, content_hash, collection, recipe)
 
 
-def rows(db: Session, keys: Sequence[int] | None = None) -> Iterable[Row]:
+def rows(db: Session, keys: Sequence[int] | None = None) -> Iterable[ResultRow]:
     """The rows of the table `documents` with these keys, or all of them."""
     if keys is None:
         return db.execute("SELECT * FROM documents")
@@ -389,7 +389,7 @@ def _indexed_fact(node: str) -> str:
     return f"{INDEXED_FACT}:{node}" if node else INDEXED_FACT
 
 
-def indexable_chunks(db: Session, documents: Sequence[int]) -> list[Row]:
+def indexable_chunks(db: Session, documents: Sequence[int]) -> list[ResultRow]:
     """Key, title, headers, text and vector of the chunks of some documents."""
     return db.execute(
         "SELECT chunks.key, title, headers, chunks.text, embeddings.vector FROM documents "
@@ -434,7 +434,7 @@ def chunks_of(db: Session, identifier: str, begin: int, limit: int) -> list[Chun
     ]
 
 
-def chunks_by_key(db: Session, caller: Caller, keys: Sequence[int]) -> dict[int, Row]:
+def chunks_by_key(db: Session, caller: Caller, keys: Sequence[int]) -> dict[int, ResultRow]:
     """Of these chunks, those that the caller may see, with the columns of their documents and the name and the owner of
     their collection."""
     found = db.execute(
@@ -477,7 +477,7 @@ def _pairs(db: Session, query: str, *values: str | int) -> list[tuple[Any, Any]]
     return [(row[0], row[1]) for row in db.execute(query, values)]
 
 
-def _from_row(row: Row) -> StoredDocument:
+def _from_row(row: ResultRow) -> StoredDocument:
     return StoredDocument(
         key=row["key"],
         id=row["id"],
@@ -504,7 +504,7 @@ def _from_row(row: Row) -> StoredDocument:
     )
 
 
-def permissions_of(row: Row) -> Permissions:
+def permissions_of(row: ResultRow) -> Permissions:
     return Permissions(
         visibility=row["visibility"],
         allowed_users=tuple(msgspec.json.decode(row["allowed_users"])),

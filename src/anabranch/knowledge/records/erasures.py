@@ -14,7 +14,7 @@ from anabranch.domain.audit import USER, AuditEntry
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records import audit, collections, documents, jobs, keys, nodes, queries
-from anabranch.knowledge.records.database import Row, Session, StoreFailed, as_json, new_id
+from anabranch.knowledge.records.database import ResultRow, Session, StoreFailed, as_json, new_id
 from anabranch.knowledge.records.facts import fact, set_fact
 from anabranch.knowledge.records.sqlite import NAME, connect, migrate, read_only
 
@@ -365,7 +365,7 @@ def _found(db: Session, where: str, *values: str | float) -> list[Erasure]:
     return [_erasure(db, row) for row in rows]
 
 
-def _erasure(db: Session, row: Row) -> Erasure:
+def _erasure(db: Session, row: ResultRow) -> Erasure:
     counts = db.execute("SELECT store, removed FROM erased WHERE erasure = ? ORDER BY store", (row["key"],))
     return Erasure(
         key=row["key"],

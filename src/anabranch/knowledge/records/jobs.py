@@ -25,7 +25,7 @@ from anabranch.knowledge.model import (
     NewDocument,
 )
 from anabranch.knowledge.records import audit, collections, documents, nodes, open_items
-from anabranch.knowledge.records.database import Row, Session, as_json, new_id
+from anabranch.knowledge.records.database import ResultRow, Session, as_json, new_id
 
 # A document that was being processed this often when the process died is given up. After the first time it is
 # chunked, embedded and stored alone, because another document may have been the cause.
@@ -325,7 +325,7 @@ def _claimable(db: Session, limit: int, held: Some[Hold], lane: Lane | None) -> 
         f"WHERE status = 'pending' {within} ORDER BY items.key LIMIT ?",
         (*(lane or ()), max(limit, WINDOW)),
     ).fetchall()
-    free: list[Row] = []
+    free: list[ResultRow] = []
     all_held = set(held)
     for row in pending:
         identity = msgspec.json.decode(row["arrived"], type=NewDocument).identity
@@ -547,7 +547,7 @@ def _close(db: Session, job: int) -> None:
     )
 
 
-def _status(row: Row, items: Sequence[JobItem], done: int, failed: int) -> Any:
+def _status(row: ResultRow, items: Sequence[JobItem], done: int, failed: int) -> Any:
     if row["completed_at"] is None:
         return "processing" if done or any(item.status == "processing" for item in items) else "pending"
     if row["cancelled"] or any(item.status == "cancelled" for item in items):
@@ -555,7 +555,7 @@ def _status(row: Row, items: Sequence[JobItem], done: int, failed: int) -> Any:
     return "failed" if items and failed == len(items) else "completed"
 
 
-def _item(row: Row) -> JobItem:
+def _item(row: ResultRow) -> JobItem:
     arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
     return JobItem(
         key=row["key"],

@@ -15,7 +15,7 @@ from anabranch.domain.model import Value
 from anabranch.domain.rights import UNRESTRICTED, Grants, Rights, Scope
 from anabranch.knowledge.model import Erased
 from anabranch.knowledge.records import audit, collections
-from anabranch.knowledge.records.database import Row, Session, StoreFailed, as_json
+from anabranch.knowledge.records.database import ResultRow, Session, StoreFailed, as_json
 from anabranch.knowledge.records.sqlite import read_only
 
 PREFIX = "ab_"
@@ -203,7 +203,7 @@ def _now(now: float | None) -> float:
     return time.time() if now is None else now
 
 
-def _key(row: Row) -> ApiKey:
+def _key(row: ResultRow) -> ApiKey:
     return ApiKey(
         id=row["id"],
         user=row["user"],
@@ -219,7 +219,7 @@ def _key(row: Row) -> ApiKey:
     )
 
 
-def _rights(row: Row) -> Rights:
+def _rights(row: ResultRow) -> Rights:
     within, grants = row["collections"], row["grants"]
     return Rights(
         scopes=msgspec.json.decode(row["scopes"], type=tuple[Scope, ...]),

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from anabranch.domain.model import Scores, Value
 from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Rating
-from anabranch.knowledge.records.database import Row, Session, as_json
+from anabranch.knowledge.records.database import ResultRow, Session, as_json
 from anabranch.knowledge.records.queries import (
     ASKED_WITHIN,
     IN_GROUPS,
@@ -166,7 +166,7 @@ def turns_by_id(db: Session, caller: Caller, ids: Sequence[str]) -> dict[str, Tu
     return {row["id"]: found.get(row["id"]) for row in rows}
 
 
-def _readable(db: Session, caller: Caller, rows: Sequence[Row]) -> dict[str, Turn]:
+def _readable(db: Session, caller: Caller, rows: Sequence[ResultRow]) -> dict[str, Turn]:
     """Of some answered questions, newest first, those whose answers a caller may still read."""
     basis = _basis(db, [row["id"] for row in rows])
     withheld = _withheld(db, caller, basis)
@@ -336,7 +336,7 @@ def detail(db: Session, caller: Caller, identifier: str) -> LoggedAnswer | None:
     )
 
 
-def _is_own(db: Session, caller: Caller, row: Row) -> bool:
+def _is_own(db: Session, caller: Caller, row: ResultRow) -> bool:
     query = f"SELECT 1 FROM queries WHERE id = :id AND {OWN}"  # noqa: S608
     return db.execute(query, {"id": row["id"], **own_to(caller, readable_user(caller))}).fetchone() is not None
 
@@ -366,14 +366,14 @@ def _stored_sentences(db: Session, identifier: str) -> tuple[SentenceView, ...] 
         return None
 
 
-def _entries(db: Session, caller: Caller, rows: Sequence[Row]) -> list[LoggedQuery]:
+def _entries(db: Session, caller: Caller, rows: Sequence[ResultRow]) -> list[LoggedQuery]:
     """Entries for a caller. A question was rewritten with the turns before it, and may repeat their answers."""
     rewritten = [row["id"] for row in rows if row["rewritten"] or row["variants"] != "[]"]
     withheld = _withheld(db, caller, _basis(db, rewritten))
     return [_entry(row, rewriting=row["id"] not in withheld) for row in rows]
 
 
-def _entry(row: Row, *, rewriting: bool) -> LoggedQuery:
+def _entry(row: ResultRow, *, rewriting: bool) -> LoggedQuery:
     entry = QueryEntry(
         id=row["id"],
         created_at=datetime.fromtimestamp(row["created_at"], UTC),
@@ -400,7 +400,7 @@ def _entry(row: Row, *, rewriting: bool) -> LoggedQuery:
     return LoggedQuery(key=row["key"], rated_us=row["rated_us"], shared=bool(row["shared"]), entry=entry)
 
 
-def _passage(row: Row) -> LoggedPassage:
+def _passage(row: ResultRow) -> LoggedPassage:
     return LoggedPassage(
         rank=row["rank"],
         chunk_id=row["chunk"],

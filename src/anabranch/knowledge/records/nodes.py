@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.records.database import Row, Session
+from anabranch.knowledge.records.database import ResultRow, Session
 
 # A node says this often that it is alive; one that has not for the time of the lease gives its work back.
 BEAT_S = 1.0
@@ -77,7 +77,7 @@ def not_erased(db: Session, node: str, number: int) -> Sequence[Node]:
     return [one for one in listed(db) if one.id != node and one.erased_pass < number]
 
 
-def _node(row: Row, now: float) -> Node:
+def _node(row: ResultRow, now: float) -> Node:
     return Node(
         id=row["id"],
         name=row["name"],

@@ -15,7 +15,7 @@ from anabranch.knowledge.model import (
     Permissions,
     StoredDocument,
 )
-from anabranch.knowledge.records.database import Row, Session, as_json, made_at
+from anabranch.knowledge.records.database import ResultRow, Session, as_json, made_at
 from anabranch.knowledge.records.visibility import SEEN, visible_to
 
 # The content hash of an upload without bytes: what tells an empty file from one whose bytes are no longer kept.
@@ -164,7 +164,7 @@ def title_of(title: str | None, filename: str | None, url: str | None) -> str:
     return title or filename or url or "text"
 
 
-def _open_item(row: Row) -> OpenItem:
+def _open_item(row: ResultRow) -> OpenItem:
     arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
     return OpenItem(
         key=row["key"],
