@@ -21,7 +21,7 @@ from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions, Piece
 from anabranch.knowledge.records import collections, documents
-from anabranch.knowledge.records.database import Session, new_id
+from anabranch.knowledge.records.database import Database, Session, new_id
 from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase
 from anabranch.models.factory import LocalEmbedder
 from anabranch.text.words import STOPWORDS
@@ -58,10 +58,18 @@ def question(text: str, seed: int) -> str:
 
 
 def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int], embedder: LocalEmbedder) -> None:
+    """Records in the folder, and an index."""
+    with closing(SqliteDatabase.open(folder)) as database:
+        fill(database, texts, corpus, asked, embedder)
+        writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
+        writer.fold()
+        writer.compact()
+
+
+def fill(database: Database, texts: list[str], corpus: data.Corpus, asked: list[int], embedder: LocalEmbedder) -> None:
     """Vectors and token bits are made up, except for the chunks that are asked about: those are the model's own. The
-    chunks are added to the folder's collection, if there is one."""
+    chunks are added to the collection of the records, if there is one."""
     real = dict(zip(asked, asyncio.run(embedder.embed([texts[row] for row in asked])), strict=True))
-    database = SqliteDatabase.open(folder)
     if not database.reading(collections.listed):
         own = CollectionSettings(embedding_model=embedder.name)
         database.writing(partial(collections.create, owner="", name="all", description="", settings=own))
@@ -106,10 +114,6 @@ def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int],
     for begin in range(0, corpus.documents, BATCH):
         batch = range(begin, min(begin + BATCH, corpus.documents))
         database.writing(partial(insert_all, numbers=batch))
-    writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
-    writer.fold()
-    writer.compact()
-    database.close()
 
 
 def measure(rooms: Mapping[str, Room], questions: Sequence[str]) -> None:

@@ -17,12 +17,14 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from anabranch.app.event_streams import Timing
 from anabranch.app.indexer import indexer
+from anabranch.app.records import open_records
 from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.cli.resources import alone, is_indexed
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.sqlite import SqliteDatabase
+from anabranch.knowledge.records.database import Database
 from anabranch.testing.http_server import HttpServer
 from conftest import LOCAL, PATIENT, Server, SseEvent, parse_sse, running
+from support.postgres_server import database_for
 
 PEOPLE: Mapping[str, tuple[str, ...]] = {"alice": ("staff",), "bob": (), "carol": ("staff", "board")}
 PATIENCE_S = 30.0
@@ -145,12 +147,13 @@ def _settings(folder: Path, models_dir: Path, given: Mapping[str, Any]) -> Setti
         "aggregation": PATIENT,
         "default_visibility": "public",
     }
-    return Settings(data_dir=str(folder), **{**quiet, "models_dir": str(models_dir), **given})
+    place = {"data_dir": str(folder), "database_url": database_for(folder), "models_dir": str(models_dir)}
+    return Settings(**{**quiet, **place, **given})
 
 
 @asynccontextmanager
 async def _library(folder: Path, settings: Settings, timing: Timing = Timing()) -> AsyncIterator[Library]:
-    database = SqliteDatabase.open(folder)
+    database = open_records(settings)
     try:
         secrets = {name: _secret(database, user=name, groups=groups) for name, groups in PEOPLE.items()}
         secrets["root"] = _secret(database, user="root", operator=True)
@@ -160,7 +163,7 @@ async def _library(folder: Path, settings: Settings, timing: Timing = Timing()) 
         yield Library(server, folder, secrets)
 
 
-def _secret(database: SqliteDatabase, **given: Any) -> str:
+def _secret(database: Database, **given: Any) -> str:
     return database.writing(lambda db: keys.create(db, **given))[1]
 
 

@@ -1,7 +1,6 @@
 """Knowledge in this process with an indexer that tests run step by step, and sample records."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,11 +23,8 @@ from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.knowledge.search import Searcher
 from anabranch.models.factory import LocalEmbedder
 from anabranch.testing import FakeEmbedder
-from support.postgres_server import shared_postgres
+from support.postgres_server import database_for
 
-# "postgres": records of tests are in PostgreSQL.
-RECORDS = "ANABRANCH_TEST_RECORDS"
-DATABASES: dict[str, str] = {}
 OPERATOR = Caller(operator=True)
 ALICE = Caller(user="alice", groups=("staff",))
 BOB = Caller(user="bob")
@@ -69,7 +65,7 @@ class Workshop:
     ) -> None:
         self.folder = folder
         self.embedder = embedder or FakeEmbedder()
-        self.database = database or SqliteDatabase.open(folder)
+        self.database = database or records_in(folder)
         self.generations = Generations(folder / "index")
         self.reader = IndexReader(self.generations)
         self.writer = IndexWriter(self.database, self.generations, self.embedder.name)
@@ -116,13 +112,10 @@ class Workshop:
         return [passage.title for passage in await self.find(question, caller, **more)]
 
 
-def postgres_records(folder: Path) -> Database:
-    """The records of a folder in a database of their own."""
-    server = shared_postgres()
-    name = folder.resolve().as_posix()
-    if name not in DATABASES:
-        DATABASES[name] = server.create_database()
-    return PostgresDatabase.open(DATABASES[name])
+def records_in(folder: Path) -> Database:
+    """The records of a data folder, wherever these tests have them."""
+    url = database_for(folder)
+    return SqliteDatabase.open(folder) if url is None else PostgresDatabase.open(url)
 
 
 def text(content: str, permissions: Permissions | None = None, **more: Any) -> NewDocument:
@@ -132,9 +125,6 @@ def text(content: str, permissions: Permissions | None = None, **more: Any) -> N
 
 @asynccontextmanager
 async def workshop(folder: Path, **more: Any) -> AsyncIterator[Workshop]:
-    """What `make test-postgres` sets decides where the records are."""
-    if os.environ.get(RECORDS) == "postgres" and "database" not in more:
-        more["database"] = postgres_records(folder)
     opened = Workshop(folder, **more)
     try:
         yield opened

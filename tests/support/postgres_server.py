@@ -22,6 +22,8 @@ import psycopg
 
 from anabranch.sources.mcp import process_guard
 
+RECORDS = "ANABRANCH_TEST_RECORDS"
+DATABASES: dict[str, str] = {}
 PATIENCE_S = 30
 # Below those that the system gives to outgoing connections: one of ours could take the port while the server is dead.
 PORTS = range(20_000, 32_000)
@@ -208,6 +210,17 @@ def shared_postgres() -> PostgresServer:
     server = PostgresServer.start(Path(folder.name))
     atexit.register(server.stop)
     return server
+
+
+def database_for(folder: Path) -> str | None:
+    """The address of the database for the records of a data folder; None if they are in the folder, as usual. `make
+    test-cluster` sets the variable."""
+    if os.environ.get(RECORDS) != "postgres":
+        return None
+    name = folder.resolve().as_posix()
+    if name not in DATABASES:
+        DATABASES[name] = shared_postgres().create_database()
+    return DATABASES[name]
 
 
 def _binaries() -> Path:

@@ -14,10 +14,10 @@ from anabranch.app.refusals import BURST, MAX_COUNTED, Refusals
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import Actor, AuditFilter, AuditRecord
 from anabranch.knowledge.records import audit
-from anabranch.knowledge.records.sqlite import SqliteDatabase
 from conftest import running
 from support.collection_server import Library, library, text
 from support.environment import opened as anabranch
+from support.knowledge_fixtures import records_in
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("sources")]
 
@@ -222,7 +222,7 @@ async def test_refusals_of_mcp_tools_are_counted_like_those_of_requests(opened: 
 
 
 async def test_a_flood_of_refusals_is_a_bounded_number_of_records(tmp_path: Path) -> None:
-    SqliteDatabase.open(tmp_path).close()
+    records_in(tmp_path).close()
     now = 0.0
     async with anabranch(DATA_DIR=str(tmp_path), EVIDENCE="off") as running:
         refusals = Refusals(running.knowledge, 3_600, lambda: now)
@@ -245,7 +245,7 @@ async def test_a_flood_of_refusals_is_a_bounded_number_of_records(tmp_path: Path
 
 
 def refused_in(folder: Path, **wanted: Any) -> list[AuditRecord]:
-    database = SqliteDatabase.open(folder)
+    database = records_in(folder)
     try:
         chosen = AuditFilter(action="access.refused", **wanted)
         assert database.reading(audit.verify) == []

@@ -14,9 +14,9 @@ from anabranch.domain.model import Endpoint
 from anabranch.domain.rights import EVERY_GRANT
 from anabranch.entrypoints.http.access import ANYONE, Access, bearer
 from anabranch.knowledge.records import collections
-from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.testing import Hub, Space
 from support.federation import Node, Seeded, node, seeded
+from support.knowledge_fixtures import records_in
 
 __all__ = ["seeded"]  # the fixture
 
@@ -393,7 +393,7 @@ async def test_a_user_who_publishes_is_no_audience_until_the_operator_publishes_
         async with session.put(f"{collections_of}/bait/endpoint", json={"as": "mallory/bait"}, headers=hers) as reply:
             assert reply.status == 200
         assert await taken(there) == 401
-        database = SqliteDatabase.open(seeded.folder)
+        database = records_in(seeded.folder)
         [bait] = database.reading(lambda db: collections.published(db, "bait"))
         key = bait.collection
         assert database.writing(lambda db: collections.publish(db, "mallory", "bait", key, by_operator=True))

@@ -11,9 +11,9 @@ from anabranch.app import readiness
 from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.model import PARTIAL
-from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.models.factory import LocalEmbedder
 from support.collection_server import Library, library, text
+from support.knowledge_fixtures import records_in
 
 HERONS, OTTERS = "Herons sleep under the alder by the weir.", "Otters sleep in a holt by the weir."
 
@@ -34,7 +34,7 @@ async def test_answers_are_partial_until_a_damaged_segment_is_rebuilt(tmp_path: 
     folder = tmp_path / "data"
     async with library(folder, models_dir) as shelf:
         collection = await shelf.collection("animals")
-        database = SqliteDatabase.open(folder)
+        database = records_in(folder)
         writer = IndexWriter(database, Generations(folder / "index"), LocalEmbedder.name)
         for content in (HERONS, OTTERS):
             await shelf.ingest(collection, text(content))

@@ -11,9 +11,8 @@ from starlette.types import Message
 
 from anabranch.knowledge.records import queries
 from anabranch.knowledge.records.database import made_at, new_id
-from anabranch.knowledge.records.sqlite import SqliteDatabase
 from support.collection_server import PATIENCE_S, Library, library
-from support.knowledge_fixtures import query_record
+from support.knowledge_fixtures import query_record, records_in
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("knowledge-api-1")]
 
@@ -71,7 +70,7 @@ async def test_the_wait_for_a_question_ends_when_the_client_goes(shelf: Library)
 async def test_a_question_that_another_process_records_a_moment_later_is_rated(shelf: Library) -> None:
     query = new_id()
     asked = query_record(query, "alice")
-    other = SqliteDatabase.open(shelf.folder)
+    other = records_in(shelf.folder)
 
     async def recorded() -> Message:
         await other.write(lambda db: queries.record(db, asked))

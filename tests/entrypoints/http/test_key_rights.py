@@ -16,10 +16,10 @@ from anabranch.entrypoints.http.access import Access
 from anabranch.knowledge.model import Identified
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import new_id
-from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.testing import Space
 from conftest import running
 from support.collection_server import Library, library, text
+from support.knowledge_fixtures import records_in
 from support.planner_fixtures import envelope
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("key-rights")]
@@ -177,7 +177,7 @@ async def test_no_new_user_or_group_can_be_taken_for_another_one(
 
 async def test_names_of_users_and_groups_that_are_in_use_get_new_keys(shelf: Library) -> None:
     old: dict[str, Any] = {"user": "\u0430\u0441\u0435", "groups": ("st\u0430ff", "jose\u0301")}
-    with closing(SqliteDatabase.open(shelf.folder)) as database:
+    with closing(records_in(shelf.folder)) as database:
         shelf.secrets["ace"] = database.writing(lambda db: keys.create(db, **old))[1]
     assert (await make(shelf, "again", **old))["groups"] == list(old["groups"])
     made = await make(shelf, "jose", user="Jose\u0301")

@@ -13,9 +13,10 @@ import pytest_asyncio
 
 from anabranch.domain.model import Message
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase
+from anabranch.knowledge.records.sqlite import NAME
 from anabranch.testing import Space
 from support.collection_server import Issuer, Library, library, text
+from support.knowledge_fixtures import records_in
 from support.metrics_scrape import scrape
 from support.shared_log import eventually
 
@@ -48,7 +49,7 @@ async def space() -> AsyncIterator[Space]:
 
 def person(shelf: Library, name: str, **more: Any) -> str:
     """A user whose log is empty."""
-    with closing(SqliteDatabase.open(shelf.folder)) as database:
+    with closing(records_in(shelf.folder)) as database:
         shelf.secrets[name] = database.writing(lambda db: keys.create(db, user=name, **more))[1]
     return name
 

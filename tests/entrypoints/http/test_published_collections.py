@@ -12,9 +12,9 @@ from anabranch import Anabranch
 from anabranch.domain.model import Context, Endpoint, Query, Question, SourceReply, Until
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import collections, keys
-from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.testing import Hub
 from support.federation import OPENING, SHELF, Node, Seeded, logged, new_key, node, seeded
+from support.knowledge_fixtures import records_in
 from support.scripted_source import until
 
 __all__ = ["seeded"]  # the fixture
@@ -195,7 +195,7 @@ async def test_at_this_machine_nobody_needs_a_key_and_is_a_guest(there: Node) ->
 async def test_a_revoked_key_stops_at_once(seeded: Seeded, there: Node) -> None:
     identifier, secret = new_key(seeded.folder, user="bob")
     assert (await there.ask("canteen", token=secret)).status == 200
-    database = SqliteDatabase.open(seeded.folder)
+    database = records_in(seeded.folder)
     assert database.writing(lambda db: keys.revoke(db, identifier))
     database.close()
     reply = await there.ask("canteen", token=secret)
@@ -448,7 +448,7 @@ async def test_a_server_that_shuts_down_says_so(seeded: Seeded) -> None:
 
 
 async def test_what_is_withdrawn_is_gone_at_once(seeded: Seeded, there: Node) -> None:
-    database = SqliteDatabase.open(seeded.folder)
+    database = records_in(seeded.folder)
     (shelf,) = {one.collection for one in database.reading(lambda db: collections.published(db, "canteen"))}
     assert database.writing(lambda db: collections.publish(db, "finn", "brief", shelf, by_operator=True))
     assert (await there.ask("brief")).status == 200
@@ -458,7 +458,7 @@ async def test_what_is_withdrawn_is_gone_at_once(seeded: Seeded, there: Node) ->
 
 
 def logged_retrievals(seeded: Seeded, query: str) -> list[str]:
-    database = SqliteDatabase.open(seeded.folder)
+    database = records_in(seeded.folder)
     try:
         wanted = "SELECT document FROM retrievals WHERE query = ? ORDER BY rank"
         return database.reading(lambda db: [row[0] for row in db.execute(wanted, (query,))])

@@ -13,9 +13,9 @@ import pytest_asyncio
 from anabranch.app.resumable_answers import PREFIX
 from anabranch.domain.eventlog import EPOCH, Entry
 from anabranch.entrypoints.http.streams import AnswerInfo, prefers_resumable
-from anabranch.knowledge.records.sqlite import SqliteDatabase
 from conftest import Server
 from support.collection_server import Library, library, text
+from support.knowledge_fixtures import records_in
 from support.scripted_subagent import END, LEASE_S, PATIENCE_S, Heard, Line, Log, Speaker, asking, recorded, resuming
 
 pytestmark = pytest.mark.xdist_group("resumable")
@@ -370,7 +370,7 @@ class Shelf:
 
     def kept(self) -> int:
         """How many questions the query log has."""
-        database = SqliteDatabase.open(self.library.folder)
+        database = records_in(self.library.folder)
         try:
             return int(database.writing(lambda db: db.execute("SELECT count(*) FROM queries").fetchone()[0]))
         finally:

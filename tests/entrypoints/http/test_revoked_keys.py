@@ -22,9 +22,9 @@ from anabranch.domain.model import Endpoint
 from anabranch.entrypoints.cli.resources import alone
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import StoreFailed
-from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.testing import Space
 from conftest import Server, running
+from support.knowledge_fixtures import records_in
 from support.planner_fixtures import Desk
 from support.scripted_subagent import END, PATIENCE_S, Speaker, asking, resuming
 
@@ -120,7 +120,7 @@ class House:
         assert self._write(lambda db: keys.revoke(db, key.id))
 
     def _write(self, work: Callable[[Any], Any]) -> Any:
-        database = SqliteDatabase.open(self.folder)
+        database = records_in(self.folder)
         try:
             return database.writing(work)
         finally:

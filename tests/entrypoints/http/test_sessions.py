@@ -13,8 +13,8 @@ from anabranch import Anabranch
 from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.http.access import Access
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.sqlite import SqliteDatabase
 from support.collection_server import Library, Reply, library, text
+from support.knowledge_fixtures import records_in
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("sessions")]
 
@@ -144,7 +144,7 @@ async def test_everybody_can_ask_who_they_are(shelf: Library) -> None:
 
 
 async def test_an_invalid_cookie_is_cleared_and_never_an_error(shelf: Library) -> None:
-    database = SqliteDatabase.open(shelf.folder)
+    database = records_in(shelf.folder)
     key, secret = database.writing(lambda db: keys.create(db, user="dora"))
     database.writing(lambda db: keys.revoke(db, key.id))
     database.close()

@@ -7,9 +7,8 @@ from anabranch.configuration.settings import Settings, compared
 from anabranch.domain.audit import AuditFilter
 from anabranch.domain.model import Endpoint
 from anabranch.knowledge.records import audit, used_settings
-from anabranch.knowledge.records.sqlite import SqliteDatabase
 from conftest import running
-from support.knowledge_fixtures import workshop
+from support.knowledge_fixtures import records_in, workshop
 
 SECRET = "correct horse battery staple"
 
@@ -18,7 +17,7 @@ async def started(folder: Path, **given: Any) -> list[tuple[str, ...]]:
     """What the records of all starts so far say, after one more with these settings."""
     async with running(Settings(data_dir=str(folder), log_level="ERROR", **given)):
         pass
-    database = SqliteDatabase.open(folder)
+    database = records_in(folder)
     try:
         assert database.reading(audit.verify) == []
         found = database.reading(lambda db: audit.listed(db, AuditFilter(action=used_settings.ACTION), None, 50))
@@ -46,7 +45,7 @@ async def test_a_start_with_other_settings_leaves_a_record_of_their_names(tmp_pa
 
 
 async def test_settings_that_a_version_adds_or_removes_are_not_changed_by_anybody(tmp_path: Path) -> None:
-    database = SqliteDatabase.open(tmp_path)
+    database = records_in(tmp_path)
     for values in ({"one": "1", "gone": "1"}, {"one": "1", "new": "1"}, {"one": "2", "new": "1"}):
         await database.write(lambda db, values=values: used_settings.note(db, values))  # type: ignore[misc]
     found = database.reading(lambda db: audit.listed(db, AuditFilter(), None, 50))

@@ -90,6 +90,9 @@ class Session(Protocol):
     def now(self) -> float:
         """The time of the database, in seconds since 1970."""
 
+    def size(self) -> int:
+        """The bytes of the database on disk."""
+
 
 class Database(Protocol):
     """Runs functions of a session as transactions. A write that has returned is on disk.

@@ -9,6 +9,10 @@ from anabranch.knowledge.records.database import Session, StoreFailed, as_json
 from anabranch.knowledge.records.facts import fact, set_fact
 from anabranch.knowledge.records.schema import MEASURE
 
+LIKE_EMBEDDINGS = {
+    "sqlite": "(chunk INTEGER PRIMARY KEY, vector BLOB NOT NULL, tokens BLOB NOT NULL)",
+    "postgres": "(LIKE embeddings INCLUDING ALL)",
+}
 REPLACED_FACT = "embeddings_replaced_at"
 
 
@@ -29,7 +33,7 @@ def vectors_between(db: Session, first: int, last: int, limit: int) -> Iterator[
 def begin_replacement(db: Session) -> None:
     """Create a table for new vectors. What a killed rebuild left may come from another embedder."""
     drop_replacement(db)
-    db.execute("CREATE TABLE embeddings_next (chunk INTEGER PRIMARY KEY, vector BLOB NOT NULL, tokens BLOB NOT NULL)")
+    db.execute(f"CREATE TABLE embeddings_next {LIKE_EMBEDDINGS[db.kind]}")
 
 
 def add_replacements(db: Session, rows: Sequence[tuple[int, bytes, bytes]]) -> None:

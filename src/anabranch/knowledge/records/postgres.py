@@ -45,6 +45,8 @@ READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # What another transaction has caused, or a server that ends, is a standby by now, or is not there.
 TRANSIENT = ("40001", "40P01", "55P03", "57P01", "57P02", "57P03", "25006", "53300")
 DISK_FULL = "53100"
+# The details of errors of a server that cannot be reached.
+UNREACHABLE: Mapping[str, str] = {"reason": "records_unreachable"}
 
 
 class _TextDumper(StrDumperUnknown):
@@ -123,6 +125,11 @@ class PostgresSession:
         [(now,)] = self._cursor().execute("SELECT extract(epoch FROM clock_timestamp())").fetchall()
         return float(now)
 
+    def size(self) -> int:
+        """The bytes of the database on disk."""
+        [(size,)] = self._cursor().execute("SELECT pg_database_size(current_database())").fetchall()
+        return int(size)
+
     def _cursor(self) -> "psycopg.Cursor[Any]":
         return RawCursor(self._connection, row_factory=_rows)
 
@@ -139,6 +146,8 @@ class PostgresDatabase:
         self._used = 0
         self._closed = False
         self._failure: StoreFailed | None = None
+        # Since when the server cannot be reached; None while it can.
+        self._lost_at: float | None = None
         self._writer = FairThreads.of(1, "records-writer")
         self._readers = FairThreads.of(READERS, "records-reader")
 
@@ -153,7 +162,8 @@ class PostgresDatabase:
             database.close()
             raise ConfigurationError(
                 f"AGGREGATOR_DATABASE_URL: the records cannot be opened ({reason_of(error)}). Check that PostgreSQL "
-                "runs there, that the database exists, and that its user may create tables in it."
+                "runs there, that the database exists, and that its user may create tables in it.",
+                **(UNREACHABLE if isinstance(error, psycopg.Error) and _is_lost(error) else {}),
             ) from None
         except BaseException:
             database.close()
@@ -198,28 +208,32 @@ class PostgresDatabase:
         return done
 
     def _tried(self, work: Callable[[], T], what: str) -> T:
-        """The result of a transaction, which is tried again where another one or a failover has ended it."""
-        deadline, waits = time.monotonic() + PATIENCE_S, iter(RETRY_S)
+        """The result of a transaction, which is tried again where another one or a failover has ended it. While the
+        server is down for longer, each fails at once: those who wait would keep the threads from others."""
+        began, waits = time.monotonic(), iter(RETRY_S)
         while True:
             try:
-                return work()
+                done = work()
             except Unknown as error:
                 raise StoreFailed(f"The connection was lost while it was decided whether this is {what}.") from error
             except psycopg.Error as error:
-                if not _is_transient(error) or time.monotonic() > deadline:
-                    kind = DiskFull if error.sqlstate == DISK_FULL else StoreFailed
-                    raise kind(f"The records cannot be {what} ({reason_of(error)}).") from error
+                self._lost_at = (self._lost_at or time.monotonic()) if _is_lost(error) else None
+                if not _is_transient(error) or time.monotonic() > (self._lost_at or began) + PATIENCE_S:
+                    raise _failed(error, what) from error
+            else:
+                self._lost_at = None
+                return done
             time.sleep(next(waits, RETRY_S[-1]))
 
     def check_writable(self) -> None:
         """Raise StoreFailed if the records cannot be written now."""
         try:
             with self._connection() as connection:
-                row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+                row = connection.execute("SELECT current_setting('transaction_read_only') = 'on'").fetchone()
         except psycopg.Error as error:
-            raise StoreFailed(f"The records cannot be written ({reason_of(error)}).") from error
+            raise _failed(error, "written") from error
         if row is None or row[0]:
-            raise StoreFailed("The records cannot be written: the database is a standby.")
+            raise StoreFailed("The records cannot be written: the database is a standby, or can only be read.")
         if self._failure is not None:
             self.writing(lambda db: db.execute("UPDATE reserved SET last = last WHERE name = ''"), ordered=False)
 
@@ -327,9 +341,22 @@ def _in_transaction(connection: "psycopg.Connection[Any]", begin: str, work: Cal
 
 
 def _is_transient(error: psycopg.Error) -> bool:
-    if error.sqlstate is None:  # the connection was refused or lost
+    return _is_lost(error) or error.sqlstate in TRANSIENT
+
+
+def _is_lost(error: psycopg.Error) -> bool:
+    """Whether the server cannot be reached: the connection was refused or lost, or the server ends or starts."""
+    if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError)
-    return error.sqlstate in TRANSIENT or error.sqlstate.startswith("08")
+    return error.sqlstate.startswith("08") or error.sqlstate in ("57P01", "57P02", "57P03")
+
+
+def _failed(error: psycopg.Error, what: str) -> StoreFailed:
+    if _is_lost(error):
+        # Without the address of the server: callers read this.
+        return StoreFailed(f"The records cannot be reached ({reason_of(error).rpartition(': ')[2]}).", **UNREACHABLE)
+    kind = DiskFull if error.sqlstate == DISK_FULL else StoreFailed
+    return kind(f"The records cannot be {what} ({reason_of(error)}).")
 
 
 def reason_of(error: Exception) -> str:

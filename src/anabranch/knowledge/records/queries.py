@@ -333,7 +333,7 @@ def erase(db: Session, erased: Erased) -> int:
     found (query) AS (
         SELECT query FROM retrievals WHERE document IN (SELECT id FROM given)
         UNION SELECT query FROM citations WHERE document IN (SELECT id FROM given)
-        UNION SELECT queries.id FROM queries JOIN json_each(earlier_passages) AS earlier
+        UNION SELECT queries.id FROM queries CROSS JOIN json_each(earlier_passages) AS earlier
         WHERE earlier.key IN (SELECT id FROM given)
     ),
     entries (id) AS (

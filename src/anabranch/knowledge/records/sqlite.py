@@ -55,6 +55,11 @@ class SqliteSession(sqlite3.Connection):
         """The time of the database, in seconds since 1970."""
         return time.time()
 
+    def size(self) -> int:
+        """The bytes of the database on disk."""
+        size, pages = (self.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count"))
+        return int(size * pages)
+
 
 class SqliteDatabase:
     """The records in a file, of which one transaction at a time writes."""
@@ -182,8 +187,7 @@ class SqliteDatabase:
     def bytes_to_copy(self) -> int:
         """How large a copy of the records is."""
         with self._connection() as connection:
-            size, pages = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count"))
-        return int(size * pages)
+            return connection.size()
 
     def bytes_to_compact(self) -> int:
         """How much free space `compact` needs: as much as is in use, and what the log adds."""
