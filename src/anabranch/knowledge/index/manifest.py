@@ -25,11 +25,12 @@ class SegmentDamaged(Exception):
 
 
 class IndexManifest(Value):
-    """`seq` is the last change that the segments include, `last_chunk` their highest chunk key: later chunks are the
-    delta. Segments of earlier versions have no checksum. Nothing is read from `damaged` segments."""
+    """`seq` is the last change that the segments include, made at `seq_at`; `last_chunk` their highest chunk key: later
+    chunks are the delta. Segments of earlier versions have no checksum. Nothing is read from `damaged` segments."""
 
     number: int = 0
     seq: int = 0
+    seq_at: float | None = None
     last_chunk: int = 0
     embedder: str = ""
     dimensions: int = 0

@@ -37,6 +37,11 @@ class Catalog:
 
     def __init__(self) -> None:
         self.seq = -1
+        # When the last change was made: records that were restored, or whose last changes a failover has lost, have
+        # another one of its number.
+        self.at: float | None = None
+        # The last change that is known, by the thread whose snapshot did not have it.
+        self._missed: dict[int, int] = {}
         self.collections: dict[int, Collection] = {}
         self._table = np.zeros(0, _ROW)
         self._chunks = np.zeros(0, np.int32)
@@ -47,13 +52,14 @@ class Catalog:
     def refresh(self, db: Session) -> tuple[int, bool]:
         """Apply all changes up to the connection's snapshot; returns its newest change, and whether everything was read
         again because older changes are deleted."""
-        oldest, head = changes.bounds(db)
-        if head <= self.seq:
+        log = changes.state(db, self.seq)
+        head, others = log.newest, self._are_others(log)
+        if head <= self.seq and not others:
             return head, False
-        everything = self.seq < 0 or oldest > self.seq + 1
+        everything = others or self.seq < 0 or log.oldest > self.seq + 1
         self._refresh_collections(db, [0] if everything else changes.collections_since(db, self.seq))
         if everything:
-            self._table = np.zeros(0, _ROW)
+            self._table, self._chunks = np.zeros(0, _ROW), np.zeros(0, np.int32)
             self._store(documents.rows(db))
         else:
             changed = changes.documents_since(db, self.seq)
@@ -63,8 +69,17 @@ class Catalog:
             self._store(rows)
         self._classes.renumber(self._table["permissions"], self._table["alive"])
         self._attributes.clear()
-        self.seq = head
+        self.seq, self.at = head, changes.state(db, head).made_at
         return head, everything
+
+    def _are_others(self, log: changes.LogState) -> bool:
+        """Whether the records are not those that were read before."""
+        if (head := log.newest) >= self.seq:
+            self._missed.pop(threading.get_ident(), None)
+            return self.at is not None and log.made_at not in (None, self.at)
+        # A snapshot can be older than what another thread has read. The next one of this thread is not.
+        missed, self._missed[threading.get_ident()] = self._missed.get(threading.get_ident(), -1), self.seq
+        return head < missed
 
     def _refresh_collections(self, db: Session, keys: Sequence[int]) -> None:
         """Read those that have changed: others may have long lists of users. 0 stands for all."""
@@ -303,6 +318,8 @@ class IndexReader:
         self._delta: tuple[ReadSegment, ...] = ()
         self._delta_seq = -1
         self._views: dict[tuple[int, int, bytes], View] = {}
+        # The last change of the manifest, by the thread whose snapshot did not have it.
+        self._missed: dict[int, int] = {}
         self._chunk_types = ChunkTypes()
         self.manifest = IndexManifest()
         self.catalog = Catalog()
@@ -313,6 +330,8 @@ class IndexReader:
             self._chunk_types.refresh(db)
         with self._lock:
             self._refresh(db)
+            if filters.chunk_types:  # those of other records, if these were replaced
+                self._chunk_types.refresh(db)
             wanted = (self.catalog.seq, self.manifest.number, msgspec.json.encode((filters, caller)))
             if wanted not in self._views:
                 if len(self._views) >= MAX_CACHED_VIEWS:
@@ -351,12 +370,16 @@ class IndexReader:
 
     def _refresh(self, db: Session) -> None:
         snapshot, everything = self.catalog.refresh(db)
-        if everything:  # perhaps with the vectors of another embedder
+        if everything:  # perhaps with the vectors of another embedder, or other records
+            self._chunk_types = ChunkTypes()
             self._segments, self._delta, self._delta_seq = {}, (), -1
             self.manifest, self._stamp = IndexManifest(), None
         stamp = self._generations.stamp()
         manifest = self.manifest if stamp == self._stamp else self._newest(db)
+        if manifest.seq > snapshot and self._missed.pop(threading.get_ident(), -1) > snapshot:
+            manifest = IndexManifest()  # of changes that a failover has lost: this snapshot began after it was written
         if max(self.catalog.seq, manifest.seq) > snapshot:
+            self._missed[threading.get_ident()] = manifest.seq
             raise StaleSnapshot
         if stamp != self._stamp:
             if manifest is not self.manifest:
@@ -372,8 +395,8 @@ class IndexReader:
         manifest = self._generations.intact()
         if manifest is None and is_manifest_lost(db, self._generations):
             self._damaged(CURRENT)
-        if manifest is not None and manifest.seq < embeddings.replaced_at(db):
-            return IndexManifest()  # another node has embedded everything again
+        if manifest is not None and manifest.seq <= self.catalog.seq and is_foreign(db, manifest):
+            return IndexManifest()  # of records that were replaced; the writer builds another one
         return manifest or self.manifest
 
     def _adopt(self, manifest: IndexManifest, stamp: tuple[int, int]) -> None:
@@ -431,8 +454,12 @@ def is_manifest_lost(db: Session, generations: Generations) -> bool:
 def is_foreign(db: Session, manifest: IndexManifest) -> bool:
     """Whether an index was made of other records than those of a snapshot that began after its manifest was read, or
     holds the vectors of an earlier embedder."""
-    _, head = changes.bounds(db)
-    return manifest.seq > head or (bool(manifest.segments) and manifest.seq < embeddings.replaced_at(db))
+    log = changes.state(db, manifest.seq)
+    return (
+        manifest.seq > log.newest
+        or (manifest.seq_at is not None and log.made_at not in (None, manifest.seq_at))
+        or (bool(manifest.segments) and manifest.seq < embeddings.replaced_at(db))
+    )
 
 
 def load(db: Session, keys: Sequence[int]) -> Segment:

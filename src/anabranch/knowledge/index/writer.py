@@ -58,8 +58,12 @@ class IndexWriter:
 
     def unindexed(self) -> tuple[int, float]:
         """How many chunks are not in the index yet, and the age in seconds of the oldest."""
-        last_chunk = self._generations.current().last_chunk
-        chunks, oldest = self._database.reading(lambda db: documents.unindexed(db, last_chunk))
+        manifest = self._generations.current()
+
+        def unindexed(db: Session) -> tuple[int, float | None]:
+            return documents.unindexed(db, 0 if is_foreign(db, manifest) else manifest.last_chunk)
+
+        chunks, oldest = self._database.reading(unindexed)
         return chunks, time.time() - oldest if oldest else 0.0
 
     def fold(self) -> IndexManifest:
@@ -136,6 +140,7 @@ class IndexWriter:
         if self._database.reading(lambda db: is_foreign(db, manifest)):
             if self._log is not None:
                 self._log.warning("index_of_other_records", hint=FOREIGN)
+            self._catalog = Catalog()
             self._publish(IndexManifest(number=manifest.number))
 
     def _rebuild_manifest(self) -> None:
@@ -303,6 +308,7 @@ class IndexWriter:
                 checksums={name: checksums[name] for name in segments if name in checksums},
                 damaged=tuple(name for name in manifest.damaged if name in segments),
                 seq=max(manifest.seq, self._catalog.seq),
+                seq_at=self._catalog.at if self._catalog.seq >= manifest.seq else manifest.seq_at,
             )
         )
 

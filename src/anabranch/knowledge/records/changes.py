@@ -1,6 +1,7 @@
 """The log of the documents and collections that changed, for readers that keep a copy of them."""
 
 import time
+from typing import NamedTuple
 
 from anabranch.knowledge.records.database import Session
 
@@ -9,11 +10,21 @@ def record(db: Session, op: str, document: int) -> None:
     db.execute("INSERT INTO changes (op, document, at) VALUES (?, ?, ?)", (op, document, time.time()))
 
 
-def bounds(db: Session) -> tuple[int, int]:
-    """The oldest and the newest sequence number in the log of changes; 0 if there is none."""
-    query = "SELECT (SELECT coalesce(min(seq), 0) FROM changes), (SELECT coalesce(max(seq), 0) FROM changes)"
-    oldest, newest = db.execute(query).fetchone()
-    return oldest, newest
+class LogState(NamedTuple):
+    """The oldest and the newest sequence number in the log of changes, 0 if there is none; and when a given one was
+    made, None if it is not in the log."""
+
+    oldest: int
+    newest: int
+    made_at: float | None
+
+
+def state(db: Session, seq: int = 0) -> LogState:
+    query = (
+        "SELECT (SELECT coalesce(min(seq), 0) FROM changes), (SELECT coalesce(max(seq), 0) FROM changes), "
+        "(SELECT at FROM changes WHERE seq = ?)"
+    )
+    return LogState(*db.execute(query, (seq,)).fetchone())
 
 
 def documents_since(db: Session, seq: int) -> list[int]:

@@ -62,7 +62,7 @@ def swap_in_replacement(db: Session, name: str) -> None:
     # A gap in the sequence of changes: readers with the old vectors in memory reload everything.
     changes.record(db, "collection", 0)
     changes.record(db, "collection", 0)
-    _, newest = changes.bounds(db)
+    newest = changes.state(db).newest
     changes.trim(db, newest)
     set_fact(db, REPLACED_FACT, str(newest))
 
