@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PIN    := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test screenshots soak reliability check bench bench-search fix pins wheel clean
+.PHONY: help setup demo serve test test-cluster screenshots soak reliability check bench bench-search fix pins wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,18 @@ demo: $(VENV)/.runtime $(VENV)/.models  ## ask the documents of three owners, in
 
 test: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the tests, with real servers
 	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadgroup
+
+# The suites of collections, permissions, questions and keys, with records in PostgreSQL.
+KNOWLEDGE := knowledge jobs hybrid_retrieval document_states ingest_lanes erased_users audit_log visibility_states \
+	permission_classes collection_names document_names diversity distinct_chunks search_explained owner_limits index \
+	index_integrity completed_passages rebuild replaced_records generations
+APIS := collections documents document_chunks permissions query query_explained query_sources ingest feedback \
+	logged_queries keys key_rights audit publishing shared_answers earlier_answers conflicts_over_http sessions \
+	rag_stream openai sources
+CLUSTER := $(KNOWLEDGE:%=tests/knowledge/test_%.py) $(APIS:%=tests/entrypoints/http/test_%.py)
+
+test-cluster: $(VENV)/.dev $(VENV)/.models  ## run the suites of collections and APIs with records in PostgreSQL
+	ANABRANCH_TEST_RECORDS=postgres $(BIN)/python -m pytest -m "not soak" -n 3 --dist loadgroup $(CLUSTER)
 
 screenshots: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## take the pictures of the page in docs/screens again
 	@mkdir -p docs/screens

@@ -28,6 +28,7 @@ from anabranch.entrypoints.http.server import HeadCapped, Socket
 from anabranch.telemetry.log import configured_log
 from anabranch.testing import Space
 from support.examples import examples
+from support.postgres_server import RECORDS
 
 if TYPE_CHECKING:
     from anabranch.models.evidence import OnnxClaims, OnnxEvidence
@@ -71,6 +72,14 @@ def group(file: Path) -> str | None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups | None:
     return Groups(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With records in PostgreSQL (`make test-cluster`), tests about the file of the records are skipped."""
+    if os.environ.get(RECORDS) == "postgres":
+        for item in items:
+            if item.get_closest_marker("sqlite"):
+                item.add_marker(pytest.mark.skip(reason="about the file of the records"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -279,7 +279,7 @@ async def test_two_retried_documents_are_not_stored_at_once(tmp_path: Path) -> N
     embed = shop.embedder.embed
 
     async def watched(texts: Sequence[str]) -> Sequence[Embedding]:
-        found = shop.database.reading(lambda db: db.execute("SELECT count(*) FROM items WHERE alone").fetchone()[0])
+        found = shop.database.reading(lambda db: db.execute("SELECT count(*) FROM items WHERE alone = 1").fetchone()[0])
         together.append(found)
         return await embed(texts)
 
@@ -328,6 +328,7 @@ def test_what_waits_in_records_of_before_has_a_lane(tmp_path: Path) -> None:
     connection.close()
 
 
+@pytest.mark.sqlite
 async def test_finding_the_lanes_does_not_read_all_that_waits(tmp_path: Path) -> None:
     async with workshop(tmp_path) as shop:
         await shop.collection()

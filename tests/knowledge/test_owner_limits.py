@@ -17,7 +17,7 @@ def counted(shop: Workshop) -> dict[str, tuple[int, int]]:
     summed = "SELECT owner, count(*), sum(stored_bytes + length(metadata)) FROM documents GROUP BY owner ORDER BY owner"
     kept, real = (
         shop.database.reading(lambda db, query=query: db.execute(query).fetchall())  # type: ignore[misc]
-        for query in ("SELECT owner, documents, bytes FROM stored", summed)
+        for query in ("SELECT owner, documents, bytes FROM stored ORDER BY owner", summed)
     )
     assert [tuple(row) for row in kept] == [tuple(row) for row in real]
     return {row[0]: (row[1], row[2]) for row in kept}

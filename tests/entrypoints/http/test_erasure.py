@@ -17,13 +17,17 @@ import pytest
 
 from anabranch.app.redis_erasure import KEYS
 from anabranch.knowledge.records import backup
+from anabranch.knowledge.records.database import Session
 from anabranch.knowledge.records.erasures import TABLES
+from anabranch.knowledge.records.postgres import PostgresDatabase
 from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase, connect
 from support.cli_runner import environment
 from support.collection_server import Library, library, text
 from support.data_bytes import files_with, keys_with, values
+from support.knowledge_fixtures import records_in
 from support.paused_model import PausedModel
 from support.planner_fixtures import Desk
+from support.postgres_server import shared_postgres
 from support.valkey_server import Valkey, running_valkey
 
 pytestmark = pytest.mark.xdist_group("erasure")
@@ -80,13 +84,13 @@ async def asked_everywhere(there: Library) -> list[str]:
     return streams
 
 
-async def erased(there: Library, **what: str) -> Any:
+async def erased(there: Library, url: str | None = None, **what: str) -> Any:
     """Erase, run the second pass as soon as the first is over, and wait for its end."""
     reply = await there.call("POST", "/v1/erasures", what, who="root")
     assert reply.status == 202, reply
     path = f"/v1/erasures/{reply.body['id']}"
     await _until(there, path, "settling")
-    await asyncio.to_thread(settle, there.folder)
+    await asyncio.to_thread(settle, there.folder, url)
     return await _until(there, path, "complete")
 
 
@@ -98,11 +102,25 @@ async def _until(there: Library, path: str, state: str) -> Any:
     return found
 
 
-def settle(folder: Path) -> None:
+def settle(folder: Path, url: str | None = None) -> None:
     """As if the time had come for the last pass."""
-    with closing(connect(folder / NAME)) as db:
-        now = time.time()
-        db.execute("UPDATE erasures SET settled_at = ?, next_at = ? WHERE next_at IS NOT NULL", (now, now))
+    now = time.time()
+    with closing(records_in(folder) if url is None else PostgresDatabase.open(url)) as database:
+        settled = "UPDATE erasures SET settled_at = ?, next_at = ? WHERE next_at IS NOT NULL"
+        database.writing(lambda db: db.execute(settled, (now, now)))
+
+
+def tables_with(marker: str, url: str) -> list[str]:
+    """The tables of PostgreSQL with a row that has the marker, as a text or as bytes."""
+
+    def read(db: Session) -> list[str]:
+        names = [row[0] for row in db.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
+        forms = (f"%{marker}%", f"%{marker.encode().hex()}%")
+        named = "SELECT 1 FROM {0} WHERE CAST({0} AS text) LIKE ? OR CAST({0} AS text) LIKE ? LIMIT 1"
+        return [name for name in names if db.execute(named.format(name), forms).fetchone()]
+
+    with closing(PostgresDatabase.open(url)) as database:
+        return database.reading(read)
 
 
 def removed(erasure: Any) -> dict[str, int]:
@@ -114,6 +132,19 @@ def valkey(tmp_path: Path) -> Any:
     (tmp_path / "valkey").mkdir()
     with running_valkey(tmp_path / "valkey") as server:
         yield server
+
+
+async def test_an_erased_document_is_in_no_table_and_no_file_of_a_node(tmp_path: Path, models_dir: Path) -> None:
+    url = shared_postgres().create_database()
+    async with opened(tmp_path, models_dir, database_url=url) as there:
+        document = await filled(there)
+        await asked_everywhere(there)
+        assert {"contents", "chunks", "responses", "citations", "audit_names"} <= set(tables_with(MARKER, url))
+        erasure = await erased(there, url, document=document)
+        counts = removed(erasure)
+        assert all(counts[store] > 0 for store in ("documents", "ingest jobs", "query log"))
+    assert tables_with(MARKER, url) == []
+    assert files_with(MARKER, tmp_path / "data") == []
 
 
 async def test_an_erased_document_is_in_no_file_and_no_key(tmp_path: Path, models_dir: Path, valkey: Valkey) -> None:

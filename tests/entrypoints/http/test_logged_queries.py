@@ -230,6 +230,7 @@ async def test_pages_of_questions_follow_each_other_with_a_cursor_that_hides_cou
     assert again not in cursors, "a cursor is encrypted with a new nonce"
 
 
+@pytest.mark.sqlite
 async def test_lists_have_the_beginning_of_long_questions_and_pages_are_limited_in_bytes(shelf: Library) -> None:
     zoe = person(shelf, "zoe")
     question = "🚢" * 50_000 + " leaves?"
@@ -505,6 +506,7 @@ async def test_with_zero_days_the_lists_are_empty_and_say_why(tmp_path: Path, mo
         assert (reply.status, "AGGREGATOR_QUERY_LOG_DAYS" in reply.body["message"]) == (404, True)
 
 
+@pytest.mark.sqlite
 async def test_questions_are_counted_for_30_days_even_if_none_is_kept(tmp_path: Path, models_dir: Path) -> None:
     async def counted(there: Library, who: str) -> int:
         return int((await there.good("GET", "/v1/collections/travel/stats", who=who))["query_count_30d"])
@@ -538,6 +540,7 @@ async def test_without_a_data_folder_the_list_is_empty_and_none_is_made(tmp_path
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.sqlite
 async def test_slow_and_failed_questions_are_listed_page_by_page(shelf: Library) -> None:
     sam = person(shelf, "sam")
     ids = [(await shelf.ask(f"When does the ferry leave, {number}?", who=sam))["query_id"] for number in range(5)]

@@ -248,6 +248,7 @@ async def test_without_top_k_ten_passages_are_found(shelf: Library) -> None:
         assert len(answer["sources"]) == found
 
 
+@pytest.mark.sqlite
 async def test_an_unexpected_error_is_500_internal_error(shelf: Library) -> None:
     (item,) = await shelf.ingest("garden", text("Mint spreads fast.", title="Mint"))
     with closing(sqlite3.connect(shelf.folder / "records.sqlite")) as db:
@@ -260,6 +261,7 @@ async def test_an_unexpected_error_is_500_internal_error(shelf: Library) -> None
     await shelf.good("DELETE", f"/v1/documents/{item['id']}")
 
 
+@pytest.mark.sqlite
 async def test_every_question_is_written_down(shelf: Library) -> None:
     answer = await shelf.ask("How long do refunds take?", conversation_id="kept", filters={"tags": ["policy"]})
     await shelf.good("POST", "/v1/feedback", {"query_id": answer["query_id"], "rating": "thumbs_up", "comment": "Yes"})
