@@ -4,8 +4,9 @@ API."""
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.mcp_servers import McpServers
 from anabranch.configuration.added_sources import (
     MAX_ADDED,
@@ -15,6 +16,8 @@ from anabranch.configuration.added_sources import (
     Block,
     Stamp,
     checked,
+    decoded,
+    encoded,
 )
 from anabranch.configuration.mcp_servers import RESERVED
 from anabranch.configuration.settings import Settings
@@ -28,25 +31,73 @@ from anabranch.network import redaction
 
 # Makes a change, with its record in the audit log.
 Recorded = Callable[[AuditEntry, Callable[[], AddedSources]], Awaitable[AddedSources]]
+Change = Callable[[AddedBlocks], AddedBlocks]
 
 # Names with a meaning in requests.
 TAKEN = (*RESERVED, "default", "all", "test")
+
+
+class AddedSourcesStore(Protocol):
+    """Where the added ones are kept. ConfigurationError if they cannot be read or changed."""
+
+    async def stamp(self) -> Any:
+        """What identifies the version that is there now; None if nothing was added yet."""
+
+    async def read(self) -> AddedBlocks: ...
+
+    async def change(self, change: Change, entry: AuditEntry) -> AddedSources:
+        """Read, change, check and write, while nobody else does, with a record in the audit log."""
+
+
+class SourcesInFile:
+    """In the file of the data folder, for all workers there."""
+
+    def __init__(self, file: AddedSourcesFile, recorded: Recorded) -> None:
+        self._file = file
+        self._recorded = recorded
+
+    async def stamp(self) -> Stamp:
+        return await asyncio.to_thread(self._file.stamp)
+
+    async def read(self) -> AddedBlocks:
+        return await asyncio.to_thread(self._file.read)
+
+    async def change(self, change: Change, entry: AuditEntry) -> AddedSources:
+        return await self._recorded(entry, partial(self._file.change, change))
+
+
+class SourcesInRecords:
+    """In the records, for all nodes that share them."""
+
+    def __init__(self, knowledge: KnowledgeOpener) -> None:
+        self._knowledge = knowledge
+
+    async def stamp(self) -> str | None:
+        return await (await self._knowledge()).added_sources()
+
+    async def read(self) -> AddedBlocks:
+        return decoded((await self.stamp() or "{}").encode())
+
+    async def change(self, change: Change, entry: AuditEntry) -> AddedSources:
+        def changed(stored: str | None) -> str:
+            blocks = change(decoded((stored or "{}").encode()))
+            checked(blocks)
+            return encoded(blocks).decode()
+
+        return checked(decoded((await (await self._knowledge()).change_added_sources(changed, entry)).encode()))
 
 
 class EndpointCatalog:
     """The configured endpoints by name: those of the file first. An added one whose name the file has, too, is not used
     until it is renamed there. `note` says why the added ones cannot be read, if they cannot."""
 
-    def __init__(
-        self, settings: Settings, servers: McpServers, file: AddedSourcesFile, telemetry: Telemetry, recorded: Recorded
-    ) -> None:
+    def __init__(self, settings: Settings, servers: McpServers, store: AddedSourcesStore, telemetry: Telemetry) -> None:
         self._settings = settings
         self._servers = servers
-        self._file = file
+        self._store = store
         self._telemetry = telemetry
-        self._recorded = recorded
         self._file_servers: Mapping[str, McpServer] = settings.mcp_servers
-        self._stamp: Stamp = None
+        self._stamp: Any = None
         self._changing = asyncio.Lock()
         self.note: str | None = None
         self.added = AddedSources()
@@ -69,21 +120,21 @@ class EndpointCatalog:
         return name in self.added.names and name not in self.file_names
 
     async def refresh(self) -> None:
-        """Use what the file of added sources has now, if it has changed. One that cannot be read changes nothing."""
+        """Use what was added until now, if that has changed. What cannot be read changes nothing."""
         async with self._changing:
-            stamp = await asyncio.to_thread(self._file.stamp)
+            stamp = await self._store.stamp()
             if stamp == self._stamp:
                 return
             self._stamp = stamp
             try:
-                self._use(checked(await asyncio.to_thread(self._file.read)))
+                self._use(checked(await self._store.read()))
                 self.note = None
             except ConfigurationError as error:
                 self.note = f"{error.message} Repair or remove it; until then the sources added before are used."
                 self._telemetry.noted(AddedSourcesUnreadable(reason=error.message))
 
     async def watch(self, every_s: float) -> None:
-        """Notice what other workers on this data folder add and remove."""
+        """Notice what other workers and nodes add and remove."""
         while True:
             await asyncio.sleep(every_s)
             try:
@@ -125,13 +176,13 @@ class EndpointCatalog:
             lambda blocks: blocks.without(name), AuditEntry(action="source.removed", object=f"source:{name}")
         )
 
-    async def _change(self, change: Callable[[AddedBlocks], AddedBlocks], entry: AuditEntry) -> None:
+    async def _change(self, change: Change, entry: AuditEntry) -> None:
         async with self._changing:
             try:
-                self._use(await self._recorded(entry, partial(self._file.change, change)))
+                self._use(await self._store.change(change, entry))
             except ConfigurationError as error:
                 raise Conflict(f"{error.message} Nothing was changed.") from None
-            self._stamp = await asyncio.to_thread(self._file.stamp)
+            self._stamp = await self._store.stamp()
             self.note = None
 
     def _use(self, added: AddedSources, aggregation: Aggregation | None = None) -> None:

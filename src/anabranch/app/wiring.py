@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from anabranch.app.aggregator import Aggregator
 from anabranch.app.background import background
 from anabranch.app.caller_limits import CallerLimits
-from anabranch.app.endpoint_catalog import EndpointCatalog
+from anabranch.app.endpoint_catalog import AddedSourcesStore, EndpointCatalog, SourcesInFile, SourcesInRecords
 from anabranch.app.endpoint_resolver import EndpointDirectory, EndpointResolver
 from anabranch.app.erasure import ErasurePass, ErasureStore, erase_memory
 from anabranch.app.event_streams import EventStreams, Timing, event_streams
@@ -230,9 +230,12 @@ async def _configured(
 ) -> AsyncIterator[tuple[McpServers, EndpointCatalog]]:
     """The MCP servers, and all that is configured; a server notices what other workers add."""
     servers = McpServers(settings, outbound=outbound, resilience=policies.resilience, clock=clock, telemetry=telemetry)
-    catalog = EndpointCatalog(
-        settings, servers, AddedSourcesFile(folder_of(settings), replace_file), telemetry, knowledge.recorded
+    store: AddedSourcesStore = (
+        SourcesInFile(AddedSourcesFile(folder_of(settings), replace_file), knowledge.recorded)
+        if settings.database_url is None
+        else SourcesInRecords(knowledge)
     )
+    catalog = EndpointCatalog(settings, servers, store, telemetry)
     try:
         await catalog.refresh()
         async with background(*((catalog.watch(role.timing.sources_every_s),) if role.streaming else ())):

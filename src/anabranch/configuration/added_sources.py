@@ -1,5 +1,5 @@
 """Sources, MCP servers and models that an operator adds over the API: the same blocks as in anabranch.yaml, checked by
-the same rules, and kept in a JSON file of the data folder."""
+the same rules, and kept as JSON, in a file of the data folder or in the records that nodes share."""
 
 import errno
 import fcntl
@@ -88,6 +88,24 @@ def checked(blocks: AddedBlocks) -> AddedSources:
     return AddedSources(sources=sources, models=models, servers=servers)
 
 
+def decoded(content: bytes) -> AddedBlocks:
+    try:
+        return msgspec.json.decode(content, type=AddedBlocks)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # Not the whole error: it may quote what is in the file.
+        raise ConfigurationError(f"{FILE}: this is not JSON with sources, models and mcpServers.") from None
+
+
+def encoded(blocks: AddedBlocks) -> bytes:
+    content = msgspec.json.format(msgspec.json.encode(blocks)) + b"\n"
+    if len(content) > MAX_BYTES:
+        raise ConfigurationError(
+            f"{FILE}: with this entry the file is larger than {MAX_BYTES:,} bytes; remove another entry first, or "
+            "shorten this one."
+        )
+    return content
+
+
 def _texts(value: object) -> Iterator[str]:
     match value:
         case str():
@@ -133,24 +151,14 @@ class AddedSourcesFile:
             return AddedBlocks()
         except OSError as error:
             raise ConfigurationError(f"{FILE}: the file cannot be read ({error.strerror}).") from None
-        try:
-            return msgspec.json.decode(content, type=AddedBlocks)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            # Not the whole error: it may quote what is in the file.
-            raise ConfigurationError(f"{FILE}: this is not JSON with sources, models and mcpServers.") from None
+        return decoded(content)
 
     def change(self, change: Callable[[AddedBlocks], AddedBlocks]) -> AddedSources:
         """Read, change, check and write, while no other process does."""
         try:
             with self._locked():
                 changed = change(self.read())
-                found = checked(changed)
-                content = msgspec.json.format(msgspec.json.encode(changed)) + b"\n"
-                if len(content) > MAX_BYTES:
-                    raise ConfigurationError(
-                        f"{FILE}: with this entry the file is larger than {MAX_BYTES:,} bytes; remove another entry "
-                        "first, or shorten this one."
-                    )
+                found, content = checked(changed), encoded(changed)
                 self._replace(self._path, content, 0o600)
         except OSError as error:
             raise ConfigurationError(f"{FILE}: the file cannot be written ({error.strerror}).") from None

@@ -42,6 +42,7 @@ from anabranch.knowledge.records import (
     cursors,
     documents,
     erasures,
+    facts,
     jobs,
     keys,
     logged_queries,
@@ -58,6 +59,7 @@ T = TypeVar("T")
 
 MAX_DOCUMENTS = 1_000
 MAX_METADATA = 64 * 1024
+ADDED_SOURCES = "added_sources"
 
 
 class Knowledge:
@@ -566,6 +568,21 @@ class Knowledge:
         def write(db: Session) -> T:
             audit.append(db, entry)
             return change()
+
+        return await self._database.write(write)
+
+    async def added_sources(self) -> str | None:
+        """The sources that operators have added, as JSON, where nodes share them."""
+        return await self._database.read(lambda db: facts.fact(db, ADDED_SOURCES))
+
+    async def change_added_sources(self, change: Callable[[str | None], str], entry: AuditEntry) -> str:
+        """Change them with a record, while no other node does; returns what they are now."""
+
+        def write(db: Session) -> str:
+            changed = change(facts.fact(db, ADDED_SOURCES))
+            facts.set_fact(db, ADDED_SOURCES, changed)
+            audit.append(db, entry)
+            return changed
 
         return await self._database.write(write)
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -287,6 +288,7 @@ async def test_names_in_use_and_names_of_the_file_are_refused(shop: Shop) -> Non
     assert (await shop.call("DELETE", "/v1/sources/nobody", who="root")).status == 404
 
 
+@pytest.mark.sqlite
 async def test_no_secret_is_in_any_reply_and_only_the_server_reads_the_file(shop: Shop) -> None:
     await shop.good("POST", "/v1/sources", shop.wiki("kept"), who="root")
     file = shop.folder / "sources.json"
@@ -307,6 +309,8 @@ async def test_other_workers_and_later_starts_have_added_sources_and_a_reload_ke
     first: Library, shop: Shop, models_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = first.server.service._settings
+    if settings.database_url is not None:  # another node, with a data folder of its own
+        settings = msgspec.structs.replace(settings, data_dir=str(first.folder / "second"))
     async with running(settings, timing=Timing(sources_every_s=0.01)) as server:
         second = Shop(Library(server, first.folder, first.secrets), shop.space, shop.mcp_url)
         await first.good("POST", "/v1/sources", shop.wiki("wiki"), who="root")
@@ -364,6 +368,7 @@ async def test_a_question_to_all_sources_has_no_limit_of_sources(shop: Shop) -> 
             await shop.good("DELETE", f"/v1/sources/{name}", who="root")
 
 
+@pytest.mark.sqlite
 async def test_what_the_file_of_added_sources_cannot_hold_is_refused(shop: Shop) -> None:
     large = shop.wiki("large", tenant="x" * 500) | {"kind": "mcp", "arguments": {"a": "x" * 70_000}}
     for path in ("/v1/sources", "/v1/sources/test"):
@@ -377,12 +382,14 @@ async def test_what_the_file_of_added_sources_cannot_hold_is_refused(shop: Shop)
     await shop.good("DELETE", "/v1/sources/kept", who="root")
 
 
+@pytest.mark.sqlite
 async def test_a_pipe_in_place_of_the_file_stops_nothing(tmp_path: Path, models_dir: Path) -> None:
     os.mkfifo(tmp_path / "sources.json")
     async with library(tmp_path, models_dir, rate_limit=0) as opened:
         assert "sources.json" in (await opened.good("GET", "/v1/sources", who="root"))["note"]
 
 
+@pytest.mark.sqlite
 async def test_a_damaged_file_stops_nothing_and_is_reported(tmp_path: Path, models_dir: Path) -> None:
     (tmp_path / "sources.json").write_text('{"sources": {"wiki": {"token": "secret-in-a-damaged-file"')
     async with library(tmp_path, models_dir, rate_limit=0) as opened:
