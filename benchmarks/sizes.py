@@ -1,5 +1,6 @@
-"""python -m benchmarks.sizes --database URL [--chunks N] [--nodes N]: the same made-up chunks and questions with records
-in a SQLite file and in an empty PostgreSQL database, in one run: CPU and time of POST /v1/query, and what is stored."""
+"""python -m benchmarks.sizes --database URL [--chunks N] [--nodes N]: the same made-up chunks and questions with
+records in a SQLite file and in an empty PostgreSQL database, in one run: CPU and time of POST /v1/query, and what is
+stored."""
 
 import argparse
 import json

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,9 +19,11 @@ from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.readiness import Readiness
 from anabranch.knowledge.disk import LEAST_FREE
 from anabranch.knowledge.records.database import DiskFull
+from anabranch.knowledge.records.postgres import PostgresDatabase
 from anabranch.knowledge.records.sqlite import BUSY_S, NAME, SqliteDatabase
 from support.full_disk import add_until_full, small_disk
 from support.knowledge_fixtures import Workshop, workshop
+from support.postgres_server import running_postgres, shared_postgres
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ async def reason(shop: Workshop, **given: Any) -> str | None:
     async def opened() -> Any:
         return shop.room
 
-    opener = SimpleNamespace(exists=(shop.folder / NAME).exists(), is_open=True)
+    opener = SimpleNamespace(exists=(shop.folder / NAME).exists(), is_open=True, is_remote=False)
     opener = cast("Any", type("Opener", (), {**vars(opener), "__call__": lambda _: opened()})())
     return await Readiness(cast("KnowledgeOpener", opener), shop.folder, **given).reason()
 
@@ -86,6 +89,42 @@ async def test_records_that_are_locked_for_long(shop: Workshop, monkeypatch: pyt
     assert await reason(shop) is None
 
 
+async def of_postgres(room: Any, folder: Path) -> str | None:
+    async def opened() -> Any:
+        return room
+
+    known = {"exists": True, "is_open": True, "is_remote": True, "__call__": lambda _: opened()}
+    return await Readiness(cast("KnowledgeOpener", type("Opener", (), known)()), folder).reason()
+
+
+@pytest.mark.xdist_group("postgres")
+async def test_a_database_that_can_only_be_read(tmp_path: Path) -> None:
+    url = shared_postgres().create_database()
+    async with workshop(tmp_path / "data", database=PostgresDatabase.open(url)) as shop:
+        assert await of_postgres(shop.room, shop.folder.parent) is None
+    read_only = PostgresDatabase.open(f"{url}?options=-c%20default_transaction_read_only%3Don")
+    async with workshop(tmp_path / "data", database=read_only) as shop:
+        assert await of_postgres(shop.room, shop.folder.parent) == "records_not_writable"
+    shared_postgres().drop(url)
+
+
+@pytest.mark.xdist_group("postgres")
+@pytest.mark.parametrize("how", ["kill", "pause"])
+async def test_a_database_that_cannot_be_reached(tmp_path: Path, how: str) -> None:
+    with running_postgres(tmp_path / "postgres", durable=True) as server:
+        database = PostgresDatabase.open(server.create_database())
+        async with workshop(tmp_path / "data", database=database) as shop:
+            assert await of_postgres(shop.room, shop.folder.parent) is None
+            getattr(server, how)()
+            began = time.monotonic()
+            assert await of_postgres(shop.room, shop.folder.parent) == "records_unreachable"
+            assert time.monotonic() - began < 2 * readiness.PATIENCE_S
+            (server.restart if how == "kill" else server.resume)()
+            async with asyncio.timeout(30):
+                while await of_postgres(shop.room, shop.folder.parent):  # noqa: ASYNC110  a server that starts
+                    await asyncio.sleep(0.05)
+
+
 async def test_the_state_is_checked_once_a_second(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     checks: list[Path] = []
     monkeypatch.setattr(readiness, "is_nearly_full", lambda folder, _: checks.append(folder))
@@ -93,7 +132,10 @@ async def test_the_state_is_checked_once_a_second(shop: Workshop, monkeypatch: p
     async def opened() -> Any:
         return shop.room
 
-    opener = cast("Any", type("Opener", (), {"exists": True, "is_open": False, "__call__": lambda _: opened()})())
+    opener = cast(
+        "Any",
+        type("Opener", (), {"exists": True, "is_open": False, "is_remote": False, "__call__": lambda _: opened()})(),
+    )
     ready = Readiness(opener, shop.folder)
     for _ in range(20):
         assert await ready.reason() is None

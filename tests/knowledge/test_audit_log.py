@@ -18,7 +18,7 @@ from anabranch.knowledge.model import CollectionSettings, NewDocument, Permissio
 from anabranch.knowledge.records import audit, collections, keys
 from anabranch.knowledge.records.audit import MAX_GRANTED, AuditDamaged
 from anabranch.knowledge.records.database import Database
-from anabranch.knowledge.records.sqlite import SqliteDatabase
+from anabranch.knowledge.records.sqlite import SqliteDatabase, connect_to
 from support.knowledge_fixtures import ALICE, OPERATOR, text, workshop
 
 SETTINGS = CollectionSettings(embedding_model="none")
@@ -325,7 +325,7 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
         filled(database, 10)
         database.writing(lambda db: audit.forget(db, "user:1"))
         chance = random.Random(20)
-        with closing(sqlite3.connect(database.path, isolation_level=None)) as db:
+        with closing(connect_to(database.path)) as db:
             cells = [
                 (table, row[0], column)
                 for table in ("audit", "audit_names", "audit_chain")

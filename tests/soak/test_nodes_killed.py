@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ async def running(home: Path) -> AsyncIterator[Cluster]:
     with running_postgres(home / "postgres", durable=True) as postgres, running_valkey(home / "valkey") as valkey:
         url = postgres.create_database()
         database = PostgresDatabase.open(url)
-        secrets = {owner: database.writing(lambda db, owner=owner: keys.create(db, user=owner))[1] for owner in OWNERS}
+        secrets = {owner: database.writing(partial(keys.create, user=owner))[1] for owner in OWNERS}
         database.close()
         async with model_server() as model, AsyncExitStack() as stack:
             variables = {f"AGGREGATOR_{name}": value for name, value in embedding(model).items()} | {

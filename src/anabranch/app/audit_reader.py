@@ -9,14 +9,14 @@ from functools import partial
 from typing import NamedTuple
 
 from anabranch.app.background import background
-from anabranch.app.records import open_records
+from anabranch.app.records import node_of, open_records
 from anabranch.app.startup import COLLECTOR_REPLY_BYTES, outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import AuditRecord
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
-from anabranch.knowledge.records import audit
+from anabranch.knowledge.records import audit, nodes
 from anabranch.knowledge.records.database import Database, Session
 from anabranch.telemetry.log import Log, audit_fields
 
@@ -46,11 +46,12 @@ class Receiver(NamedTuple):
 
 
 class AuditReader:
-    def __init__(self, database: Database, log: Log, days: int, timing: AuditTiming = USUAL) -> None:
+    def __init__(self, database: Database, log: Log, days: int, timing: AuditTiming = USUAL, node: str = "") -> None:
         self._database = database
         self._log = log
         self._days = days
         self._timing = timing
+        self._node = node
 
     async def pass_on(self, receiver: Receiver) -> None:
         """Pass on what is new, for ever. Nothing is lost while a receiver refuses: it is sent again later."""
@@ -68,7 +69,9 @@ class AuditReader:
         """Why not everything was passed on; empty if it was."""
         reason = ""
         try:
-            while not reason and (found := self._database.reading(partial(_unread, reader=receiver.name))):
+            if not await self._leads():
+                return reason
+            while not reason and (found := await self._database.read(partial(_unread, reader=receiver.name))):
                 reason = await receiver.send(found)
                 if not reason:
                     mark = partial(audit.set_passed_on, reader=receiver.name, seq=found[-1].seq)
@@ -80,11 +83,17 @@ class AuditReader:
     async def delete_expired(self) -> None:
         while True:
             try:
-                while await self._database.write(partial(audit.expire, days=self._days)):
-                    pass
+                expire = partial(audit.expire, days=self._days)
+                while await self._leads():
+                    if not await self._database.write(expire):
+                        break
             except AnabranchError as error:
                 self._log.warning("audit_not_deleted", reason=error.message)
             await asyncio.sleep(self._timing.delete_every_s)
+
+    async def _leads(self) -> bool:
+        """Whether this node is the one that does it for all."""
+        return await self._database.read(lambda db: nodes.leads(db, self._node))
 
     async def log_lines(self, records: Sequence[AuditRecord]) -> str:
         for one in records:
@@ -103,7 +112,7 @@ async def reading_audit_log(settings: Settings, log: Log, timing: AuditTiming = 
     async with AsyncExitStack() as leaving:
         database = open_records(settings)
         leaving.callback(database.close)
-        reader = AuditReader(database, log, settings.audit_days, timing)
+        reader = AuditReader(database, log, settings.audit_days, timing, node_of(settings))
         receivers = [Receiver("log", reader.log_lines)]
         if settings.audit_otlp and settings.otlp_endpoint is not None:
             outbound = await leaving.enter_async_context(outbound_for(settings, COLLECTOR_REPLY_BYTES))

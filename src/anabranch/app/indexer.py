@@ -18,7 +18,7 @@ import msgspec
 from anabranch.app.audit_reader import reading_audit_log
 from anabranch.app.erasure import eraser_for
 from anabranch.app.index_scrubber import scrubbing
-from anabranch.app.records import folder_of, has_records, node_of, open_records
+from anabranch.app.records import folder_of, has_records, is_unreachable, node_of, open_records
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import SERVER, acting, on_this_machine
@@ -190,25 +190,53 @@ def log_missing(log: Log, restrictions: Mapping[str, str]) -> None:
 
 async def run(settings: Settings, log: Log) -> None:
     acting.set(partial(on_this_machine, "indexer", SERVER))
-    folder = folder_of(settings)
     if not has_records(settings):  # the server has made them; others in their place would be empty
-        raise missing(folder)
+        raise missing(folder_of(settings))
+    work = asyncio.create_task(while_reachable(settings, log))
+    loop = asyncio.get_running_loop()
+
+    def stop_at_end_of_input() -> None:
+        # Not `sys.stdin.read`: its lock, which this thread would hold, aborts a process that ends before its input.
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        with suppress(RuntimeError):  # the loop may be closed already
+            loop.call_soon_threadsafe(work.cancel)
+
+    threading.Thread(target=stop_at_end_of_input, daemon=True).start()
+    with suppress(asyncio.CancelledError):
+        await work
+
+
+async def while_reachable(settings: Settings, log: Log) -> None:
+    """Run an indexer; after an outage of the database, run it again."""
+    while True:
+        try:
+            await _index(settings, log)
+        except AnabranchError as error:
+            if not is_unreachable(error):
+                raise
+            log.warning("records_unreachable", reason=error.message, hint="indexing goes on when they can be reached")
+        else:
+            return
+        while not await asyncio.to_thread(_is_reachable, settings):  # noqa: ASYNC110  a server that starts tells nobody
+            await asyncio.sleep(LOOK_S)
+        log.info("records_reachable")
+
+
+async def _index(settings: Settings, log: Log) -> None:
     async with indexer(settings, partial(log_missing, log), log) as opened, reading_audit_log(settings, log):
-        work = asyncio.create_task(
-            when_there_is_room(folder, opened.run, log, erase=opened.erase_due, has_file=settings.database_url is None)
-        )
-        loop = asyncio.get_running_loop()
+        has_file = settings.database_url is None
+        await when_there_is_room(folder_of(settings), opened.run, log, erase=opened.erase_due, has_file=has_file)
 
-        def stop_at_end_of_input() -> None:
-            # Not `sys.stdin.read`: its lock, which this thread would hold, aborts a process that ends before its input.
-            while os.read(sys.stdin.fileno(), 1024):
-                pass
-            with suppress(RuntimeError):  # the loop may be closed already
-                loop.call_soon_threadsafe(work.cancel)
 
-        threading.Thread(target=stop_at_end_of_input, daemon=True).start()
-        with suppress(asyncio.CancelledError):
-            await work
+def _is_reachable(settings: Settings) -> bool:
+    try:
+        open_records(settings).close()
+    except ConfigurationError as error:
+        if is_unreachable(error):
+            return False
+        raise
+    return True
 
 
 def main() -> None:

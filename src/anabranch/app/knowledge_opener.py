@@ -19,7 +19,7 @@ from anabranch.domain.contracts import Embedder, Outbound, RunInThread
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.domain.model import Context, Query, Question
 from anabranch.knowledge.model import EVERYTHING, Caller
-from anabranch.knowledge.records import collections, documents, erasures, used_settings
+from anabranch.knowledge.records import collections, documents, erasures, moves, used_settings
 from anabranch.knowledge.records.database import StoreFailed
 from anabranch.knowledge.records.erasures import ErasureTimes
 from anabranch.knowledge.supervisor import supervised
@@ -84,6 +84,11 @@ class KnowledgeOpener:
     def exists(self) -> bool:
         """Whether there are records."""
         return self.is_open or has_records(self._settings)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the records are in a database that may be unreachable."""
+        return self._settings.database_url is not None
 
     async def __call__(self) -> "Knowledge":
         if self._open is None:
@@ -182,10 +187,11 @@ def check(settings: Settings, log: Log) -> None:
     folder = folder_of(settings)
     if not has_records(settings):
         return
-    if settings.embedding_url is None:
-        place = folder if settings.database_url is None else "the database"
-        require("local-models", f"{place} holds collections, and their embedding model")
     with closing(open_records(settings)) as database:
+        database.reading(moves.check_served)
+        if settings.embedding_url is None and (settings.database_url is None or database.reading(collections.listed)):
+            place = folder if settings.database_url is None else "the database"
+            require("local-models", f"{place} holds collections, and their embedding model")
         database.reading(lambda db: documents.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
         if settings.default_visibility is None and database.reading(collections.default_visibility) == "public":
             log.warning("new_collections_are_public", hint=SAY_VISIBILITY)

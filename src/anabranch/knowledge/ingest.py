@@ -3,6 +3,7 @@ the only process that does this and that writes the index; it holds the lock of 
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -361,6 +362,8 @@ class Indexer:
         self._erase = erase
         # Where others share the records.
         self._node = node
+        # The last erasure of which the index of this node holds nothing.
+        self._erased_pass = 0 if node is None else node.erased_pass
         self._held: set[Hold] = set()
         # How many batches of each lane are processed; the lanes that had a turn, the latest one last.
         self._running: Counter[Lane] = Counter()
@@ -376,6 +379,7 @@ class Indexer:
             async with asyncio.TaskGroup() as tasks:
                 if self._node is not None:
                     tasks.create_task(self._keep_alive(self._node))
+                    tasks.create_task(self._drop_erased())
                 tasks.create_task(self._ingest(tasks))
                 tasks.create_task(self._update_index())
                 tasks.create_task(self._delete_expired())
@@ -393,21 +397,31 @@ class Indexer:
         return "" if self._node is None else self._node.id
 
     async def _keep_alive(self, node: Node) -> None:
-        """Say that this node is alive, take over from those that are not, and drop from its index what was erased."""
-        erased = node.erased_pass
+        """Say that this node is alive, and take over from those that are not. Who is not, a node knows only when it
+        could itself say so for a whole lease: after an outage of the database, nobody was heard of."""
+        said = since = time.monotonic()
         while True:
-            passed = await self._database.read(erasures.last_pass)
-            if passed > erased:
-                await asyncio.to_thread(self._writer.drop_deleted)
-                erased = passed
-            await self._beat(msgspec.structs.replace(node, erased_pass=erased))
-            if await self._database.read(lambda db: jobs.abandoned(db, node.id)):
+            await self._beat(node)
+            before, said = said, time.monotonic()
+            if said - before > nodes.LEASE_S / 2:
+                since = said
+            if said - since > nodes.LEASE_S and await self._database.read(lambda db: jobs.abandoned(db, node.id)):
                 await self._database.write(partial(jobs.recover, node=node.id, restarted=False))
             await asyncio.sleep(nodes.BEAT_S)
 
+    async def _drop_erased(self) -> None:
+        """Drop from the index of this node what was erased."""
+        while True:
+            passed = await self._database.read(erasures.last_pass)
+            if passed > self._erased_pass:
+                await asyncio.to_thread(self._writer.drop_deleted)
+                self._erased_pass = passed
+            await asyncio.sleep(nodes.BEAT_S)
+
     async def _beat(self, node: Node) -> None:
-        now = msgspec.structs.replace(node, seq=self._writer.seq)
-        await self._database.write(lambda db: nodes.beat(db, now), ordered=False)
+        now = msgspec.structs.replace(node, seq=self._writer.seq, erased_pass=self._erased_pass)
+        # Not in the thread of the writer: there it would wait for ordered writes, and those for other nodes.
+        await asyncio.to_thread(self._database.writing, lambda db: nodes.beat(db, now), ordered=False)
 
     async def drain(self) -> None:
         """Ingest everything that waits, update the index, and return."""
@@ -430,11 +444,11 @@ class Indexer:
         """Ingest the next documents of every lane; False if none wait."""
         claimed = await self._claim()
         await asyncio.gather(*map(self._process, claimed))
-        return bool(claimed) or self._database.reading(jobs.is_pending)
+        return bool(claimed) or await self._database.read(jobs.is_pending)
 
     async def _claim(self) -> list[list[Claim]]:
         """The next batch of each lane that has room, beginning with those that process least and waited longest."""
-        waiting = self._database.reading(jobs.lanes)
+        waiting = await self._database.read(jobs.lanes)
         if not waiting:
             return []
         await self._ingestion.warm()

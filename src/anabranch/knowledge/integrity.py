@@ -1,11 +1,11 @@
-"""Checks of a data folder and its server: records, index, audit log, backups, and what confines the parsers. They only
-read, also while a server runs."""
+"""Checks of the records and of a data folder and its server: records, index, audit log, backups, and what confines the
+parsers. They only read, also while a server runs."""
 
 import asyncio
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,13 +18,15 @@ from anabranch.knowledge.parse import restrictions
 from anabranch.knowledge.parse.confinement import APPLIED
 from anabranch.knowledge.records import audit, backup, documents, embeddings, erasures
 from anabranch.knowledge.records.consistency import inconsistencies
-from anabranch.knowledge.records.database import Session
+from anabranch.knowledge.records.database import Database, Session
 from anabranch.knowledge.records.encryption import Decryption, is_encrypted
 from anabranch.knowledge.records.sqlite import NAME, read_only
 
 MAX_PROBLEMS = 100
 # Chunks of a segment that are compared with the records at once.
 COMPARED = 5_000
+
+T = TypeVar("T")
 
 # Told how much is done, and of how much.
 Progress = Callable[[int, int], None]
@@ -40,12 +42,22 @@ class CheckResult(Value):
 
 class CheckRequest(NamedTuple):
     """The data folder, the newest record of the audit log as it was noted earlier, backups besides those that the
-    records name, and what decrypts them."""
+    records name, and what decrypts them. Of records that are not in the folder: their database, and the node of which
+    the folder has the index."""
 
     folder: Path
     noted: audit.AuditHead | None = None
     backups: Sequence[Path] = ()
     decryption: Decryption = Decryption()
+    database: Database | None = None
+    node: str = ""
+
+    def read(self, work: Callable[[Session], T]) -> T:
+        """Read the records at one moment."""
+        if self.database is not None:
+            return self.database.reading(work)
+        with read_only(self.folder / NAME) as db:
+            return work(db)
 
 
 class Check(NamedTuple):
@@ -54,10 +66,12 @@ class Check(NamedTuple):
 
 
 def check_records(request: CheckRequest, _: Progress) -> CheckResult:
-    with read_only(request.folder / NAME) as db:
+    def check(db: Session) -> CheckResult:
         problems = tuple(inconsistencies(db))
-        checked = "the file and its rows" if problems else _counted(db)
-    return CheckResult(name="records", checked=checked, problems=problems[:MAX_PROBLEMS])
+        what = "the file and its rows" if db.kind == "sqlite" else "the rows"
+        return CheckResult(name="records", checked=what if problems else _counted(db), problems=problems[:MAX_PROBLEMS])
+
+    return request.read(check)
 
 
 def _counted(db: Session) -> str:
@@ -67,26 +81,31 @@ def _counted(db: Session) -> str:
 
 def check_index(request: CheckRequest, progress: Progress) -> CheckResult:
     """The checksums of all segments, and that they hold the chunks of the records with their vectors."""
-    generations = Generations(request.folder / "index")
+    generations = Generations(request.folder / "index", request.node)
     try:
         manifest, segments = _opened(generations)
     except SegmentDamaged:
         return CheckResult(name="index", checked="the manifest", problems=("The manifest of the index is damaged.",))
     problems = [f"Segment {name} is damaged." for name, segment in segments.items() if segment is None]
+
     # What a snapshot holds that begins now was there when the manifest was written.
-    with read_only(request.folder / NAME) as db:
-        problems += _differences(db, manifest, segments, progress)
-        if is_foreign(db, manifest):
-            problems.append("The index is ahead of the records: it was made of others.")
-        if generations.intact() is None and (lost := documents.indexed(db, generations.node)):
-            problems.append(
-                f"The manifest of the index is missing: no segment has {_number(lost, 'chunk')} of the records."
-            )
+    def compare(db: Session) -> list[str]:
+        return [*_differences(db, manifest, segments, progress), *_lost(db, manifest, generations)]
+
+    problems += request.read(compare)
     held = sum(len(segment) for segment in segments.values() if segment is not None)
     unchecked = sum(name not in manifest.checksums for name in segments)
     earlier = f", {unchecked} without a checksum: a server of this version rebuilds them" if unchecked else ""
     checked = f"{_number(len(segments), 'segment')}, {_number(held, 'chunk')}{earlier}"
     return CheckResult(name="index", checked=checked, problems=tuple(problems[:MAX_PROBLEMS]))
+
+
+def _lost(db: Session, manifest: IndexManifest, generations: Generations) -> Iterator[str]:
+    """Whether the index is that of the records."""
+    if is_foreign(db, manifest):
+        yield "The index is ahead of the records: it was made of others."
+    if generations.intact() is None and (lost := documents.indexed(db, generations.node)):
+        yield f"The manifest of the index is missing: no segment has {_number(lost, 'chunk')} of the records."
 
 
 def _opened(generations: Generations) -> tuple[IndexManifest, dict[str, Segment | None]]:
@@ -138,8 +157,7 @@ def _differences(
 
 
 def check_audit(request: CheckRequest, _: Progress) -> CheckResult:
-    with read_only(request.folder / NAME) as db:
-        return _audit_log(db, request.noted)
+    return request.read(lambda db: _audit_log(db, request.noted))
 
 
 def _audit_log(db: Session, noted: audit.AuditHead | None) -> CheckResult:
@@ -153,10 +171,11 @@ def _audit_log(db: Session, noted: audit.AuditHead | None) -> CheckResult:
 
 def check_backups(request: CheckRequest, progress: Progress) -> CheckResult:
     """The backups that the records name and that are still there, and those that are named."""
-    with read_only(request.folder / NAME) as db:
-        noted = erasures.noted_backups(db)
+    noted = request.read(erasures.noted_backups)
     given = [file.resolve() for file in request.backups]
     files = list(dict.fromkeys([*given, *noted]))
+    if request.database is not None and not files:
+        return CheckResult(name="backups", checked="not applicable: the tools of PostgreSQL make and verify them")
     problems: list[str] = []
     unread = unchecked = 0
     for done, file in enumerate(files):

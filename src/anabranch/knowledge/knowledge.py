@@ -46,6 +46,7 @@ from anabranch.knowledge.records import (
     jobs,
     keys,
     logged_queries,
+    nodes,
     queries,
 )
 from anabranch.knowledge.records.collections import PublishedEndpoint
@@ -53,6 +54,7 @@ from anabranch.knowledge.records.cursors import Cursors, ListName
 from anabranch.knowledge.records.database import Database, Session
 from anabranch.knowledge.records.erasures import Erasure, ErasureTimes
 from anabranch.knowledge.records.logged_queries import LoggedAnswer, LoggedQuery, QueryFilter, Turn
+from anabranch.knowledge.records.nodes import Cluster
 from anabranch.knowledge.search import Searcher, SearchHits
 
 T = TypeVar("T")
@@ -414,6 +416,10 @@ class Knowledge:
 
     async def count_erased(self, found: Sequence[Erasure], store: str, removed: int) -> None:
         await self._database.write(lambda db: erasures.count(db, found, store, removed))
+
+    async def cluster(self) -> Cluster:
+        """The nodes that share the records, and how far each has come. The caller must be the operator."""
+        return await self._database.read(nodes.cluster)
 
     async def is_index_damaged(self) -> bool:
         """Whether a part of the index, or its manifest, is damaged and not rebuilt yet."""

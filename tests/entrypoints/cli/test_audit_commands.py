@@ -17,7 +17,8 @@ import pytest
 from anabranch.domain.audit import Actor, AuditEntry, AuditFilter, AuditRecord
 from anabranch.entrypoints.cli.main import commands
 from anabranch.knowledge.model import NewDocument
-from anabranch.knowledge.records import audit
+from anabranch.knowledge.records import audit, nodes
+from anabranch.knowledge.records.nodes import Node
 from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.models.factory import LocalEmbedder
 from anabranch.testing import FakeEmbedder
@@ -44,6 +45,7 @@ READING = {
     "feedback list",
     "audit list",
     "audit verify",
+    "cluster list",
     "verify",
     "index status",
     "models install",
@@ -65,6 +67,7 @@ CHANGING = {
     "keys rotate": ("KEY", "key.rotated"),
     "keys revoke": ("KEY", "key.revoked"),
     "documents retry": ("--failed --no-wait", "ingest.retried"),
+    "migrate": ("--to HERE/moved", "records.copied"),
     "ingest": ("HERE/texts -c texts --no-wait", "ingest.accepted"),
     "documents permissions": ("rivers.txt --visibility restricted --user bob", "document.permissions_changed"),
     "erase": ("--user erin --yes", "erasure.requested"),
@@ -74,9 +77,12 @@ CHANGING = {
     "queries forget": ("--all --yes", "queries.deleted"),
     "audit export": ("-o HERE/audit.jsonl", "audit.exported"),
     "index rebuild": ("", "index.rebuilt"),
+    "cluster remove": ("gone", "node.removed"),
     "backup": ("HERE/copy.sqlite", "records.backed_up"),
     "restore": ("HERE/copy.sqlite --force", "records.restored"),
 }
+# Where a node's records are in its data folder it is alone, so this one was left behind by something else.
+GONE = Node(id="1", name="gone", version="0", started_at=1.0, seen_at=0.0, seq=0, erased_pass=0)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +104,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
             await opened.collection("texts")
             await opened.room.ingest(OPERATOR, "texts", documents)
             await opened.ingest_pending()
+            opened.database.writing(lambda db: nodes.beat(db, GONE))
+            opened.database.writing(lambda db: nodes.leave(db, GONE.id))
 
     asyncio.run(ingest())
     return home / "data"

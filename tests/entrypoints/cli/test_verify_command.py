@@ -64,7 +64,7 @@ def audit_bytes(records: Path) -> list[tuple[int, int]]:
     content = records.read_bytes()
     spans = []
     with closing(sqlite3.connect(records)) as db:
-        for row in db.execute(f"SELECT {audit.RAW}, hash FROM audit"):
+        for row in db.execute(f"SELECT {audit.raw(audit.COLUMNS)}, hash FROM audit"):
             values = b"".join(value for value in row if isinstance(value, bytes))
             begin = content.index(values)
             spans.append((begin, begin + len(values)))

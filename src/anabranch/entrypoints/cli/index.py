@@ -118,6 +118,8 @@ def _status(settings: Settings) -> dict[str, Any]:
         known = database.reading(documents.embedder)
         behind, _ = database.reading(lambda db: documents.unindexed(db, manifest.last_chunk))
         waiting = database.reading(jobs.waiting)
+        in_database = database.reading(lambda db: db.size()) if settings.database_url is not None else 0
+    in_files = sum(file.stat().st_size for file in folder.glob(f"{NAME}*") if file.name in RECORDS)
     return {
         "data_dir": str(folder),
         "documents": document_count,
@@ -129,7 +131,7 @@ def _status(settings: Settings) -> dict[str, Any]:
         "segments": [_segment(generations.path(name)) for name in manifest.segments],
         "behind_chunks": behind,
         "waiting_documents": waiting,
-        "records_bytes": sum(file.stat().st_size for file in folder.glob(f"{NAME}*") if file.name in RECORDS),
+        "records_bytes": in_database or in_files,
         "index_bytes": sum(file.stat().st_size for file in (folder / "index").rglob("*") if file.is_file()),
         "indexer_running": is_indexed(folder),
     }

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from anabranch.app.records import folder_of
+from anabranch.app.records import folder_of, node_of, shared_records
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError
 from anabranch.entrypoints.cli.options import (
@@ -19,6 +21,9 @@ from anabranch.entrypoints.cli.options import (
 )
 from anabranch.entrypoints.cli.resources import require_records
 from anabranch.entrypoints.cli.terminal import flat, print_json, progress, write_text
+
+if TYPE_CHECKING:
+    from anabranch.knowledge.integrity import CheckResult
 
 
 @click.command("verify")
@@ -48,21 +53,29 @@ def command(
         noted=head_noted(noted),
         backups=tuple(_files(backups)),
         decryption=decryption_given(settings, identity, passphrase_file),
+        database=shared_records(settings),
+        node=node_of(settings, create=False),
     )
     results = []
-    for check in CHECKS:
-        with progress(f"Verifying the {check.name}") as advance:
-            results.append(run(check, request, advance))
-        if not as_json:
-            one = results[-1]
-            state, checked = "problem" if one.problems else "ok", f" ({one.checked})" if one.checked else ""
-            write_text(f"{one.name:<10} {state}{checked}")
-            for problem in one.problems:
-                write_text(f"  {flat(problem)}")
+    with ExitStack() as leaving:
+        if request.database is not None:
+            leaving.callback(request.database.close)
+        for check in CHECKS:
+            with progress(f"Verifying the {check.name}") as advance:
+                results.append(run(check, request, advance))
+            if not as_json:
+                _print(results[-1])
     has_problems = any(one.problems for one in results)
     if as_json:
         print_json({"ok": not has_problems, "checks": results})
     sys.exit(1 if has_problems else 0)
+
+
+def _print(one: "CheckResult") -> None:
+    state, checked = "problem" if one.problems else "ok", f" ({one.checked})" if one.checked else ""
+    write_text(f"{one.name:<10} {state}{checked}")
+    for problem in one.problems:
+        write_text(f"  {flat(problem)}")
 
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:

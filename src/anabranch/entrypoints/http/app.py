@@ -23,6 +23,7 @@ from anabranch.configuration.settings import Settings, load
 from anabranch.entrypoints.http import chat
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.audit import AuditSurface
+from anabranch.entrypoints.http.cluster import ClusterSurface
 from anabranch.entrypoints.http.endpoints import EndpointSurface
 from anabranch.entrypoints.http.erasures import ErasuresSurface
 from anabranch.entrypoints.http.errors import EXPOSED
@@ -142,6 +143,7 @@ class Service:
             ("knowledge", LimitsSurface(anabranch, access).operations()),
             ("knowledge", ErasuresSurface(anabranch, access).operations()),
             ("knowledge", AuditSurface(anabranch, access).operations()),
+            ("knowledge", ClusterSurface(anabranch, access).operations()),
             ("session", SessionSurface(anabranch, access).operations()),
             ("planner", PlannerSurface(anabranch, access, self._closing, self._closed).operations()),
             ("streams", streams.operations()),

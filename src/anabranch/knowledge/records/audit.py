@@ -4,10 +4,11 @@ Each record has a hash of all its columns and of the hash before it. Names are n
 them, and a table of their own has the names with their salts. Forgetting a name deletes its row there."""
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b, sha256
 from typing import Any
@@ -18,10 +19,11 @@ from anabranch.domain.audit import USER, Actor, AuditEntry, AuditFilter, AuditRe
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Erased
+from anabranch.knowledge.records import audit_schema
+from anabranch.knowledge.records.consistency import streamed, unhurried
 from anabranch.knowledge.records.database import ResultRow, Session, as_json
 from anabranch.knowledge.records.facts import fact, set_fact
 from anabranch.knowledge.records.schema import AUDIT, MIGRATIONS
-from anabranch.knowledge.records.sqlite import connect_to, migrate
 
 EPOCH = datetime.fromtimestamp(0, UTC)
 # A name has another salt every day: who did what on different days cannot be compared once it is forgotten.
@@ -54,15 +56,7 @@ COLUMNS = {
     "details": "text",
 }
 INSERT = f"INSERT INTO audit ({', '.join(COLUMNS)}, hash) VALUES ({', '.join('?' * len(COLUMNS))}, ?)"  # noqa: S608
-# For `verify`: the bytes of texts, which may be no UTF-8 any more.
-RAW = ", ".join(f"CAST({name} AS BLOB)" if kind == "text" else name for name, kind in COLUMNS.items())
-KINDS = "||' '||".join(f"typeof({name})" for name in (*COLUMNS, "hash"))
-EXPECTED_KINDS = " ".join((*COLUMNS.values(), "blob"))
-# What the schema says of the log: its tables with their indexes and triggers, and whatever else names one of them.
-SCHEMA = (
-    "SELECT type, name, sql FROM sqlite_schema "
-    "WHERE tbl_name COLLATE NOCASE IN ('audit', 'audit_names', 'audit_chain') OR sql LIKE '%audit%'"
-)
+DIGITS = re.compile("[0-9]+")
 
 
 class AuditFinding(Value):
@@ -114,6 +108,7 @@ def append(db: Session, entry: AuditEntry, by: Actor | None = None) -> None:
         _digest(db, day, entry.object, entry.name),
         as_json(details),
     )
+    row = _storable(db, row)
     chained = _chained(last[1], row)
     added = db.execute(INSERT, (*row, chained)).rowcount
     noted = db.execute("UPDATE audit_chain SET head_seq = ?, head_hash = ?", (row[0], chained)).rowcount
@@ -126,7 +121,7 @@ def _digest(db: Session, day: int, subject: str, name: str) -> bytes:
     if not name:
         return NO_NAME
     name = name[:MAX_NAME].encode(errors="replace").decode()
-    key = (day, subject.encode(errors="replace").decode(), name)
+    key = _storable(db, (day, subject.encode(errors="replace").decode(), name))
     found = db.execute("SELECT digest FROM audit_names WHERE day = ? AND subject = ? AND name = ?", key).fetchone()
     if found is not None:
         return bytes(found[0])
@@ -136,6 +131,13 @@ def _digest(db: Session, day: int, subject: str, name: str) -> bytes:
         "INSERT INTO audit_names (digest, salt, day, subject, name) VALUES (?, ?, ?, ?, ?)", (digest, salt, *key)
     )
     return digest
+
+
+def _storable(db: Session, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values as the database gives them back: PostgreSQL's texts have no NUL."""
+    if db.kind == "sqlite":
+        return row
+    return tuple(one.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(one, str) else one for one in row)
 
 
 def _hidden(salt: bytes, day: int, subject: str | bytes, name: str | bytes) -> bytes:
@@ -221,6 +223,8 @@ def head(db: Session) -> AuditHead:
 
 def is_kept(db: Session) -> bool:
     """Whether the records have an audit log; those of earlier versions do not."""
+    if db.kind == "postgres":
+        return True
     try:
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.Error:  # damaged: `verify` says how
@@ -251,7 +255,11 @@ class _Verification:
         self._expired: tuple[Any, Any] = (0, None)
 
     def findings(self) -> list[AuditFinding]:
-        self._schema()
+        unhurried(self._db)
+        for difference in audit_schema.differences(self._db):
+            self._add(0, difference)
+        if not audit_schema.is_readable(self._db):
+            return self._found[:MAX_FINDINGS]
         names = self._valid_names()
         self._chain(names)
         for digest, seq in self._nameless.items():
@@ -264,28 +272,22 @@ class _Verification:
         if len(self._found) < MAX_FINDINGS:
             self._found.append(AuditFinding(seq=seq, problem=problem))
 
-    def _schema(self) -> None:
-        """What in the schema could add, hide or replace something of the log."""
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        with closing(connect_to(":memory:")) as made:
-            migrate(made, MIGRATIONS[:version])
-            expected, found = (
-                {(str(kind), str(name)): sql for kind, name, sql in db.execute(SCHEMA)} for db in (made, self._db)
-            )
-        for kind, name in sorted(expected.keys() | found.keys()):
-            if (kind, name) not in found:
-                self._add(0, f"The {kind} {name} is missing.")
-            elif (kind, name) not in expected:
-                self._add(0, f"The {kind} {name} is not one of Anabranch.")
-            elif found[kind, name] != expected[kind, name]:
-                self._add(0, f"The {kind} {name} was changed.")
+    def _rows(self, table: str, columns: Mapping[str, str], order: str) -> Iterator[tuple[bool, list[Any]]]:
+        """The rows of a table with their texts as bytes, and whether each value has the type of its column."""
+        if self._db.kind == "postgres":
+            for row in streamed(self._db, f"SELECT {', '.join(columns)} FROM {table} {order}"):  # noqa: S608  our own names
+                yield True, [one.encode() if isinstance(one, str) else one for one in row]
+            return
+        kinds = "||' '||".join(f"typeof({name})" for name in columns)
+        query = f"SELECT {kinds}, {raw(columns)} FROM {table} {order}"  # noqa: S608
+        for found, *row in self._db.execute(query):
+            yield found == " ".join(columns.values()), row
 
     def _valid_names(self) -> set[bytes]:
         valid = set()
-        kinds = "||' '||".join(f"typeof({name})" for name in ("digest", "salt", "day", "subject", "name"))
-        query = f"SELECT {kinds}, digest, salt, day, CAST(subject AS BLOB), CAST(name AS BLOB) FROM audit_names"  # noqa: S608
-        for found, digest, salt, *key in self._db.execute(query):
-            if found == "blob blob integer text text" and 0 < len(salt) <= 64 and digest == _hidden(salt, *key):
+        columns = {"digest": "blob", "salt": "blob", "day": "integer", "subject": "text", "name": "text"}
+        for is_typed, (digest, salt, *key) in self._rows("audit_names", columns, ""):
+            if is_typed and 0 < len(salt) <= 64 and digest == _hidden(salt, *key):
                 valid.add(digest)
             else:
                 self._add(0, "A name was changed.")
@@ -300,9 +302,8 @@ class _Verification:
         anchor, before, head, head_hash = rows[0]
         self._expired = (0, before.hex())
         seq, last = anchor, before
-        query = f"SELECT {KINDS}, hash, {RAW} FROM audit ORDER BY seq"  # noqa: S608  our own names
-        for kinds, stored, *row in self._db.execute(query):
-            if kinds != EXPECTED_KINDS:
+        for is_typed, (stored, *row) in self._rows("audit", {"hash": "blob", **COLUMNS}, "ORDER BY seq"):
+            if not is_typed:
                 self._add(seq + 1, "The record was changed: a value has another type.")
                 seq, last = seq + 1, stored
                 continue
@@ -324,12 +325,12 @@ class _Verification:
     def _passed_on(self) -> None:
         """What was passed on is in the log: nothing is passed on again before the log reaches that record."""
         found = self._db.execute(
-            "SELECT name, value, head_seq FROM facts, audit_chain WHERE name GLOB ? "
-            "AND (value GLOB '*[^0-9]*' OR CAST(value AS INTEGER) > head_seq)",
-            (f"{PASSED_ON}*",),
+            "SELECT name, value, head_seq FROM facts, audit_chain WHERE substr(name, 1, length(?)) = ?",
+            (PASSED_ON, PASSED_ON),
         )
         for name, noted, head in found:
-            self._add(0, f"Records up to {noted} are noted as passed on ({name}), and the newest one is {head}.")
+            if not DIGITS.fullmatch(noted) or int(noted) > head:
+                self._add(0, f"Records up to {noted} are noted as passed on ({name}), and the newest one is {head}.")
 
     def _remember(self, row: Sequence[Any], names: set[bytes]) -> None:
         """Which names the record has, and which names and records it says were deleted."""
@@ -346,6 +347,11 @@ class _Verification:
         for digest in (values["actor"], values["address"], values["name"], *granted):
             if digest not in names and digest != NO_NAME:
                 self._nameless.setdefault(digest, values["seq"])
+
+
+def raw(columns: Mapping[str, str]) -> str:
+    """The columns, with the bytes of texts, which may be no UTF-8 any more."""
+    return ", ".join(f"CAST({name} AS BLOB)" if kind == "text" else name for name, kind in columns.items())
 
 
 def _gap(before: int, seq: int) -> str:

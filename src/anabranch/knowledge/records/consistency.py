@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 from typing import Any, get_args
 
 import msgspec
@@ -11,11 +11,20 @@ from anabranch.knowledge.model import Visibility
 from anabranch.knowledge.records.database import Session
 
 SHOWN = 20
+# Rows of a large result that are in memory at once, and documents with their texts.
+FETCHED, FETCHED_TEXTS = 5_000, 50
 VISIBILITIES = ", ".join(f"'{one}'" for one in get_args(Visibility))
 PAGE_STARTS = msgspec.json.Decoder(tuple[int, ...])
 LATER_PAGES = msgspec.json.Decoder(tuple[tuple[int, int], ...])
+CURSORS = count()
 # Each finds the rows that are wrong, by a name for people.
 RULES = {
+    "{} refers to a row of collections that is not there.": """
+        SELECT 'Row ' || key || ' of documents' FROM documents
+        WHERE NOT EXISTS (SELECT 1 FROM collections WHERE collections.key = documents.collection)""",
+    "{} refers to a row of jobs that is not there.": """
+        SELECT 'Row ' || key || ' of items' FROM items
+        WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.key = items.job)""",
     "{} has another number of chunks than it says.": """
         SELECT 'Document ' || id FROM documents WHERE chunk_count != (
             SELECT count(*) FROM chunks
@@ -47,13 +56,13 @@ RULES = {
 
 
 def inconsistencies(db: Session) -> Iterator[str]:
-    """What is wrong with the file and between its rows."""
+    """What is wrong with the file, if there is one, and between the rows."""
+    unhurried(db)
     try:
-        for (found,) in db.execute(f"PRAGMA integrity_check({SHOWN})"):
-            if found != "ok":
-                yield f"The file is damaged: {found}."
-        for table, row, parent, _ in db.execute("PRAGMA foreign_key_check"):
-            yield f"Row {row} of {table} refers to a row of {parent} that is not there."
+        if db.kind == "sqlite":  # PostgreSQL verifies the checksum of each page that it reads
+            for (found,) in db.execute(f"PRAGMA integrity_check({SHOWN})"):
+                if found != "ok":
+                    yield f"The file is damaged: {found}."
         for problem, query in RULES.items():
             for (name,) in db.execute(f"{query} LIMIT {SHOWN}"):
                 yield problem.format(name)
@@ -62,13 +71,28 @@ def inconsistencies(db: Session) -> Iterator[str]:
         yield f"The records cannot be read ({error})."
 
 
+def unhurried(db: Session) -> None:
+    """Let each statement of this transaction take as long as it needs: it reads everything."""
+    if db.kind == "postgres":
+        db.execute("SET LOCAL statement_timeout = 0")
+
+
+def streamed(db: Session, query: str, fetched: int = FETCHED) -> Iterator[Any]:
+    """The rows of a large result, of which only some are in memory."""
+    if db.kind == "sqlite":
+        yield from db.execute(query)
+        return
+    name = f"streamed_{next(CURSORS)}"
+    db.execute(f"DECLARE {name} NO SCROLL CURSOR FOR {query}")
+    while rows := db.execute(f"FETCH {fetched} FROM {name}").fetchall():
+        yield from rows
+
+
 def _differing_texts(db: Session) -> Iterator[str]:
     """Where chunks and pages are not those of the document's text. Not in SQL: there, a part of a text takes as long as
     all that is before it."""
-    found = db.execute(
-        "SELECT id, first_chunk, chunk_count, contents.* FROM documents JOIN contents ON document = documents.key"
-    )
-    for document in map(dict, found):
+    query = "SELECT id, first_chunk, chunk_count, contents.* FROM documents JOIN contents ON document = documents.key"
+    for document in map(dict, streamed(db, query, FETCHED_TEXTS)):
         content = document["content"]
         # Records of earlier versions have neither column of pages.
         if not _is_ascending(_decoded(PAGE_STARTS, document.get("page_starts")), 0, len(content)):

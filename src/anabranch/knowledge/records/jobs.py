@@ -221,11 +221,13 @@ def cancel(db: Session, key: int) -> None:
 
 
 def recover(db: Session, node: str = "", *, restarted: bool = True) -> int:
-    """Release the claims of dead nodes, and if this one has `restarted`, those that it had before. If one was processed
-    alone, it was the cause, and the others of its node have not failed."""
-    alive = {one.id for one in nodes.listed(db) if one.is_alive}
+    """Release the claims that this node had before it was `restarted`, or else those of dead nodes. Without nodes there
+    are only its own. If one was processed alone, it was the cause, and the others of its node have not failed."""
     held = {row[0] for row in db.execute("SELECT DISTINCT node FROM items WHERE status = 'processing'")}
-    return sum(_recover(db, one) for one in held if (restarted if one == node else one not in alive))
+    if restarted:
+        return sum(_recover(db, one) for one in held if one == node or not node)
+    alive = {one.id for one in nodes.listed(db) if one.is_alive}
+    return sum(_recover(db, one) for one in held - {node} - alive)
 
 
 def abandoned(db: Session, node: str) -> bool:

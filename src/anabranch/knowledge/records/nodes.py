@@ -1,8 +1,10 @@
 """The nodes that share the records: which of them are alive, and how far each has come."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from anabranch.domain.model import Value
+from anabranch.knowledge.records import changes
 from anabranch.knowledge.records.database import ResultRow, Session
 
 # A node says this often that it is alive; one that has not for the time of the lease gives its work back.
@@ -30,6 +32,35 @@ class Node(Value):
         return self.age_s < LEASE_S
 
 
+class Cluster(Value):
+    """The nodes in the order of their ids, with what they share, at one moment: the database and its version, the
+    newest change, the last pass of erasures, and how many documents wait to be ingested."""
+
+    kind: Literal["sqlite", "postgres"]
+    server_version: str
+    nodes: tuple[Node, ...]
+    head: int
+    last_pass: int
+    waiting: int
+
+    @property
+    def leader(self) -> str | None:
+        return _leader(self.nodes)
+
+
+def cluster(db: Session) -> Cluster:
+    version = "SHOW server_version" if db.kind == "postgres" else "SELECT sqlite_version()"
+    waiting = "SELECT count(*) FROM items WHERE status IN ('pending', 'processing')"
+    return Cluster(
+        kind=db.kind,
+        server_version=str(db.execute(version).fetchone()[0]).partition(" ")[0],
+        nodes=tuple(listed(db)),
+        head=changes.state(db).newest,
+        last_pass=int(db.execute("SELECT coalesce(max(pass), 0) FROM erasures").fetchone()[0]),
+        waiting=int(db.execute(waiting).fetchone()[0]),
+    )
+
+
 def beat(db: Session, node: Node) -> None:
     """Record that a node is alive. The time is the database's, because the clocks of nodes differ."""
     values = (node.id, node.name, node.version, node.started_at, db.now(), node.seq, node.erased_pass)
@@ -50,8 +81,11 @@ def listed(db: Session) -> list[Node]:
 def leads(db: Session, node: str) -> bool:
     """Whether a node does what one of them does for all: it is the first that is alive. Two may think so for a moment,
     so what they do must be right also if it is done twice."""
-    alive = [one.id for one in listed(db) if one.is_alive]
-    return not alive or node == alive[0]
+    return _leader(listed(db)) in (None, node)
+
+
+def _leader(nodes: Sequence[Node]) -> str | None:
+    return next((one.id for one in nodes if one.is_alive), None)
 
 
 def leave(db: Session, node: str) -> None:
@@ -75,6 +109,12 @@ def forget_gone(db: Session) -> None:
 def not_erased(db: Session, node: str, number: int) -> Sequence[Node]:
     """The other nodes whose index may still hold what was erased in a pass."""
     return [one for one in listed(db) if one.id != node and one.erased_pass < number]
+
+
+def unfinished_erasures(db: Session, node: Node) -> int:
+    """How many erasures wait for a node: its index may still hold what they erase."""
+    query = "SELECT count(*) FROM erasures WHERE completed_at IS NULL AND pass > ?"
+    return int(db.execute(query, (node.erased_pass,)).fetchone()[0])
 
 
 def _node(row: ResultRow, now: float) -> Node:

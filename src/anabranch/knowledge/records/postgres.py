@@ -1,9 +1,10 @@
 """The records in PostgreSQL."""
 
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar
@@ -14,7 +15,7 @@ from psycopg.adapt import Dumper, Loader
 from psycopg.pq import TransactionStatus
 from psycopg.types.string import StrDumperUnknown
 
-from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.errors import ConfigurationError, NotFound
 from anabranch.knowledge.records.database import DiskFull, StaleSnapshot, StoreFailed
 from anabranch.knowledge.records.dialect import translated
 from anabranch.knowledge.records.postgres_schema import MIGRATIONS, SINCE
@@ -40,11 +41,16 @@ OPTIONS = {
     "keepalives_count": "3",
 }
 STATEMENT_MS, LOCK_MS, IDLE_MS = 30_000, 20_000, 60_000
+# No time-out of the server ends a commit that waits for a synchronous standby.
+COMMIT_S = 30.0
 VERSION_FACT = "schema_version"
+NEWEST = SINCE + len(MIGRATIONS) - 1
 READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # What another transaction has caused, or a server that ends, is a standby by now, or is not there.
 TRANSIENT = ("40001", "40P01", "55P03", "57P01", "57P02", "57P03", "25006", "53300")
 DISK_FULL = "53100"
+# After so long without a reply it is asked whether the server takes connections at all.
+SILENT_S = 5.0
 # The details of errors of a server that cannot be reached.
 UNREACHABLE: Mapping[str, str] = {"reason": "records_unreachable"}
 
@@ -92,6 +98,46 @@ def _row_type(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
 
 def _rows(cursor: "psycopg.Cursor[Any]") -> Callable[[Sequence[Any]], Any]:
     return _row_type(tuple(one.name for one in cursor.description or ()))
+
+
+class _Connection(psycopg.Connection[Any]):
+    """A connection that fails when its server says nothing and takes no new connection either: it is frozen. What
+    statements may take at most only a server that runs can know."""
+
+    target = ""
+    # After so long it is given up, whatever the server says; None: it has time-outs of its own.
+    given_up_s: float | None = None
+
+    def wait(self, gen: Any, *options: Any, **more: Any) -> Any:
+        return super().wait(self._watched(gen), *options, **more)
+
+    def _watched(self, replies: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        began = asked_at = time.monotonic()
+        try:
+            wanted = next(replies)
+            while True:
+                heard = yield wanted
+                if not heard and self.given_up_s is not None and time.monotonic() - began > self.given_up_s:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError("a commit takes too long; does it wait for a standby?")
+                if not heard and time.monotonic() - asked_at > SILENT_S:
+                    self._check_server()
+                    asked_at = time.monotonic()
+                wanted = replies.send(heard)
+        except StopIteration as done:
+            return done.value
+
+    def _check_server(self) -> None:
+        host, port = self.info.host, self.info.port
+        try:
+            psycopg.connect(
+                conninfo.make_conninfo(self.target, host=host, port=port, target_session_attrs="any")
+            ).close()
+        except psycopg.errors.ConnectionTimeout as error:
+            self.pgconn.finish()  # whether a commit has arrived is not known
+            raise psycopg.OperationalError("the server does not answer") from error
+        except psycopg.Error:
+            return  # it answers, or has ended: then this connection has, too
 
 
 class PostgresSession:
@@ -142,7 +188,7 @@ class PostgresDatabase:
         self._target = target(url)
         # Guards what follows; notified when a connection is given back.
         self._lock = threading.Condition()
-        self._idle: list[psycopg.Connection[Any]] = []
+        self._idle: list[_Connection] = []
         self._used = 0
         self._closed = False
         self._failure: StoreFailed | None = None
@@ -152,12 +198,15 @@ class PostgresDatabase:
         self._readers = FairThreads.of(READERS, "records-reader")
 
     @classmethod
-    def open(cls, url: str) -> "PostgresDatabase":
-        """Connect to the records; create or migrate them if needed."""
+    def open(cls, url: str, *, as_they_are: bool = False) -> "PostgresDatabase":
+        """Connect to the records; unless they are to be opened as they are, create or migrate them if needed."""
         database = cls(url)
         try:
             with database._connection() as connection:
-                migrate(connection)
+                if not as_they_are:
+                    migrate(connection)
+                elif not _known_version(connection):
+                    raise NotFound("The database of AGGREGATOR_DATABASE_URL has no records yet; a server makes them.")
         except (psycopg.Error, StoreFailed) as error:
             database.close()
             raise ConfigurationError(
@@ -227,11 +276,15 @@ class PostgresDatabase:
 
     def check_writable(self) -> None:
         """Raise StoreFailed if the records cannot be written now."""
+        has_idle = bool(self._idle)
         try:
             with self._connection() as connection:
                 row = connection.execute("SELECT current_setting('transaction_read_only') = 'on'").fetchone()
         except psycopg.Error as error:
-            raise _failed(error, "written") from error
+            if not (has_idle and _is_lost(error)):
+                raise _failed(error, "written") from error
+            self.check_writable()  # that connection was from before; now there are none of those
+            return
         if row is None or row[0]:
             raise StoreFailed("The records cannot be written: the database is a standby, or can only be read.")
         if self._failure is not None:
@@ -243,13 +296,16 @@ class PostgresDatabase:
 
     def compact(self) -> int:
         """Free the space of deleted rows for others; returns 0: the files do not become smaller."""
-        with self._connection() as connection:
-            connection.execute("SET statement_timeout = 0")
-            try:
-                connection.execute("VACUUM")
-            finally:
-                with suppress(psycopg.Error):
-                    connection.execute(f"SET statement_timeout = {STATEMENT_MS}")
+        try:
+            with self._connection() as connection:
+                connection.execute("SET statement_timeout = 0")
+                try:
+                    connection.execute("VACUUM")
+                finally:
+                    with suppress(psycopg.Error):
+                        connection.execute(f"SET statement_timeout = {STATEMENT_MS}")
+        except psycopg.Error as error:
+            raise _failed(error, "rewritten") from error
         return 0
 
     def close(self) -> None:
@@ -263,7 +319,7 @@ class PostgresDatabase:
             self._idle.clear()
 
     @contextmanager
-    def _connection(self) -> Iterator["psycopg.Connection[Any]"]:
+    def _connection(self) -> Iterator[_Connection]:
         """A connection that no other thread uses meanwhile; at most CONNECTIONS at once."""
         with self._lock:
             self._lock.wait_for(lambda: self._closed or self._used < CONNECTIONS)
@@ -294,21 +350,40 @@ class Unknown(psycopg.Error):
     """The connection was lost after a commit was sent."""
 
 
+PORTS = re.compile(r"[0-9,]*")
+WRITTEN_SO = (
+    "Write it as postgresql://USER:PASSWORD@HOST:PORT/NAME; in the password, write other characters than letters and "
+    "digits as in addresses (@ is %40, / is %2F)."
+)
+
+
 def target(url: str) -> str:
     """What is connected to: with several hosts the one that can be written, unless the address says otherwise."""
     try:
         given = conninfo.conninfo_to_dict(url)
     except psycopg.Error as error:
+        reason = reason_of(error).partition('"')[0].rstrip(" :(")  # what is quoted may be the password
         raise ConfigurationError(
-            f"AGGREGATOR_DATABASE_URL is no address of a PostgreSQL database ({reason_of(error)}). "
-            "Write it as postgresql://USER:PASSWORD@HOST:PORT/NAME"
+            f"AGGREGATOR_DATABASE_URL is no address of a database ({reason}). {WRITTEN_SO}"
         ) from None
+    if "@" in str(given.get("host", "")) or not PORTS.fullmatch(str(given.get("port", ""))):
+        raise ConfigurationError(f"AGGREGATOR_DATABASE_URL is no address of a database. {WRITTEN_SO}")
     several = {"target_session_attrs": "read-write"} if "," in str(given.get("host", "")) else {}
     return conninfo.make_conninfo("", **{**OPTIONS, **several, **given})
 
 
-def _connect(to: str) -> "psycopg.Connection[Any]":
-    connection: psycopg.Connection[Any] = psycopg.connect(to, autocommit=True)
+def _connect(to: str) -> _Connection:
+    connection = _Connection.connect(to, autocommit=True)
+    connection.target = to
+    try:
+        _prepare(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: _Connection) -> None:
     connection.adapters.register_dumper(str, _TextDumper)
     connection.adapters.register_dumper(bool, _TruthDumper)
     connection.adapters.register_loader("numeric", _NumberLoader)
@@ -317,10 +392,9 @@ def _connect(to: str) -> "psycopg.Connection[Any]":
         f"SET idle_in_transaction_session_timeout = {IDLE_MS}; SET client_encoding = 'UTF8'; SET jit = off; "
         "SET extra_float_digits = 1"
     )
-    return connection
 
 
-def _in_transaction(connection: "psycopg.Connection[Any]", begin: str, work: Callable[[PostgresSession], T]) -> T:
+def _in_transaction(connection: "_Connection", begin: str, work: Callable[[PostgresSession], T]) -> T:
     connection.execute(begin)
     try:
         done = work(PostgresSession(connection))
@@ -329,14 +403,19 @@ def _in_transaction(connection: "psycopg.Connection[Any]", begin: str, work: Cal
             with suppress(psycopg.Error):
                 connection.execute("ROLLBACK")
         raise
+    connection.given_up_s = COMMIT_S
     try:
-        connection.execute("COMMIT")
+        ended = connection.execute("COMMIT").statusmessage
     except psycopg.OperationalError as error:
         if begin == READ:
             return done
         if connection.closed or connection.broken:
             raise Unknown(str(error)) from error
         raise
+    finally:
+        connection.given_up_s = None
+    if ended != "COMMIT" and begin != READ:
+        raise StoreFailed("Nothing was written: a statement had failed, and this was ignored.")
     return done
 
 
@@ -367,18 +446,18 @@ def reason_of(error: Exception) -> str:
 
 def migrate(connection: "psycopg.Connection[Any]") -> None:
     """Create the tables or bring them up to date. Other processes that start meanwhile wait."""
-    newest = SINCE + len(MIGRATIONS) - 1
-    if _version(connection) == newest:
+    if _version(connection) == NEWEST:
         return
     with connection.transaction():
         connection.execute("SET LOCAL lock_timeout = 0")
         connection.execute("SET LOCAL statement_timeout = 0")
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATING,))
-        version = _version(connection)
-        if version > newest:
+        version = _known_version(connection)
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding != "UTF8":
             raise ConfigurationError(
-                f"The records have schema version {version}, written by a newer Anabranch; this one supports version "
-                f"{newest}. Update Anabranch."
+                f"AGGREGATOR_DATABASE_URL: the database has the encoding {encoding} and needs UTF8. Make another one: "
+                "createdb --encoding=UTF8 --template=template0 NAME"
             )
         for migration in MIGRATIONS[max(0, version - SINCE + 1) :]:
             connection.execute(migration)
@@ -387,7 +466,7 @@ def migrate(connection: "psycopg.Connection[Any]") -> None:
         db = PostgresSession(connection)
         db.execute(
             "INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (VERSION_FACT, str(newest)),
+            (VERSION_FACT, str(NEWEST)),
         )
 
 
@@ -395,6 +474,16 @@ def _fill(connection: "psycopg.Connection[Any]") -> None:
     connection.execute("INSERT INTO facts VALUES ('default_visibility', 'private')")
     start = os.urandom(32)
     connection.execute("INSERT INTO audit_chain VALUES (0, %s, 0, %s)", (start, start))
+
+
+def _known_version(connection: "psycopg.Connection[Any]") -> int:
+    """The version of the schema; ConfigurationError if it is not known here."""
+    if (version := _version(connection)) > NEWEST:
+        raise ConfigurationError(
+            f"The records have schema version {version}, written by a newer Anabranch; this one supports version "
+            f"{NEWEST}. Update Anabranch."
+        )
+    return version
 
 
 def _version(connection: "psycopg.Connection[Any]") -> int:

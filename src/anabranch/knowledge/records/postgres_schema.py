@@ -4,6 +4,10 @@ The first migration is what all migrations of SQLite up to `SINCE` have made; la
 
 SINCE = 19
 
+# PostgreSQL's texts have no NUL, which JSON can escape; behind another backslash it is no escape. Not a function: those
+# of an index cannot call others of ours.
+NUL_REPLACED = r"""(CASE WHEN strpos(data, '\u0000') = 0 THEN data
+    ELSE regexp_replace(data, '(?<!\\)((?:\\\\)*)\\u0000', '\1\\ufffd', 'g') END)"""
 FUNCTIONS = r"""
 -- The elements of an array, or the members of an object, as SQLite's function of the same name gives them.
 CREATE FUNCTION json_each(data text) RETURNS TABLE (key text, value text)
@@ -12,8 +16,7 @@ BEGIN
     IF data IS NULL THEN
         RETURN;
     END IF;
-    -- PostgreSQL's texts have no NUL, which JSON can escape.
-    data := replace(data, '\u0000', '\ufffd');
+    data := NUL_REPLACED;
     IF json_typeof(data::json) = 'array' THEN
         RETURN QUERY SELECT (row_number() OVER () - 1)::text, element
             FROM json_array_elements_text(data::json) AS element;
@@ -24,11 +27,11 @@ END $$;
 CREATE FUNCTION json_each(data text, path text) RETURNS TABLE (key text, value text)
 LANGUAGE sql IMMUTABLE PARALLEL SAFE ROWS 20 AS $$
     SELECT key, value
-    FROM json_each(jsonb_path_query_first(replace(data, '\u0000', '\ufffd')::jsonb, path::jsonpath)::text)
+    FROM json_each(jsonb_path_query_first(NUL_REPLACED::jsonb, path::jsonpath)::text)
 $$;
 CREATE FUNCTION json_extract(data text, path text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT jsonb_path_query_first(replace(data, '\u0000', '\ufffd')::jsonb, path::jsonpath) #>> '{}'
+    SELECT jsonb_path_query_first(NUL_REPLACED::jsonb, path::jsonpath) #>> '{}'
 $$;
 CREATE FUNCTION json_valid(data text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
@@ -403,4 +406,4 @@ CREATE TRIGGER stored_more_or_less AFTER INSERT OR DELETE OR UPDATE OF stored_by
 """
 
 # Texts are compared byte by byte, as in SQLite.
-MIGRATIONS = (FUNCTIONS + TABLES.replace(" TEXT", ' TEXT COLLATE "C"'),)
+MIGRATIONS = (FUNCTIONS.replace("NUL_REPLACED", NUL_REPLACED) + TABLES.replace(" TEXT", ' TEXT COLLATE "C"'),)
