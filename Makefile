@@ -47,7 +47,7 @@ demo: $(VENV)/.runtime $(VENV)/.models  ## ask the documents of three owners, in
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the tests, with real servers
-	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -m "not soak and not cluster" -n 3 --dist loadgroup
 
 # The suites of collections, permissions, questions and keys, with records in PostgreSQL.
 KNOWLEDGE := knowledge jobs hybrid_retrieval document_states ingest_lanes erased_users audit_log visibility_states \
@@ -58,7 +58,8 @@ APIS := collections documents document_chunks permissions query query_explained 
 	rag_stream openai sources
 CLUSTER := $(KNOWLEDGE:%=tests/knowledge/test_%.py) $(APIS:%=tests/entrypoints/http/test_%.py)
 
-test-cluster: $(VENV)/.dev $(VENV)/.models  ## run the suites of collections and APIs with records in PostgreSQL
+test-cluster: $(VENV)/.dev $(VENV)/.models  ## run the suites of collections and APIs with records in PostgreSQL, and those of nodes
+	$(BIN)/python -m pytest -m "cluster and not soak" -n 3 --dist loadgroup
 	ANABRANCH_TEST_RECORDS=postgres $(BIN)/python -m pytest -m "not soak" -n 3 --dist loadgroup $(CLUSTER)
 
 screenshots: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## take the pictures of the page in docs/screens again

@@ -17,7 +17,7 @@ from anabranch.knowledge.records.database import Session
 from anabranch.knowledge.records.postgres import PostgresDatabase
 from support.postgres_server import shared_postgres
 
-pytestmark = pytest.mark.xdist_group("postgres")
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("postgres-audit-log-postgres")]
 
 DAVID = Actor(name="user:david", address="192.0.2.7", surface="http", key="k1", request="r1")
 FLIPS = 100

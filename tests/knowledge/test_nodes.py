@@ -32,7 +32,7 @@ from anabranch.knowledge.search import Searcher
 from support.knowledge_fixtures import ALICE, BOB, OPERATOR, Workshop, text
 from support.postgres_server import running_postgres, shared_postgres
 
-pytestmark = pytest.mark.xdist_group("postgres")
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("postgres-nodes")]
 soak = pytest.mark.soak
 
 PATIENCE_S = 30.0

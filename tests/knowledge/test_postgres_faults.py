@@ -39,7 +39,7 @@ INSERT = "INSERT INTO written VALUES (?, ?)"
 # Notes a figure in the report of pytest (-o junit_family=xunit1 --junitxml=FILE).
 Record = Callable[[str, object], None]
 
-pytestmark = pytest.mark.xdist_group("postgres")
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("postgres-postgres-faults")]
 soak = pytest.mark.soak
 
 

@@ -30,6 +30,8 @@ from support.cli_runner import Ran, Run, environment, here
 from support.knowledge_fixtures import ALICE, BOB, OPERATOR, Workshop, query_record, text, workshop
 from support.postgres_server import shared_postgres
 
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("postgres-migrate")]
+
 PATIENCE_S = 30
 TEXTS = tuple(f"heron{number} Herons number {number} eat fish." for number in range(30))
 # PostgreSQL cannot hold the first character between the words.

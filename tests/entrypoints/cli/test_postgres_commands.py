@@ -28,7 +28,7 @@ from support.cli_runner import Ran, Run, here, process
 from support.knowledge_fixtures import OPERATOR, Workshop, query_record
 from support.postgres_server import shared_postgres
 
-pytestmark = pytest.mark.xdist_group("postgres")
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("postgres-postgres-commands")]
 
 RIVERS = "An anabranch leaves the river and joins it again.\n"
 QUERY = "01a1e32c-9aeb-7968-aac4-97372bad0890"

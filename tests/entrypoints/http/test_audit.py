@@ -221,6 +221,7 @@ async def test_refusals_of_mcp_tools_are_counted_like_those_of_requests(opened: 
     }
 
 
+@pytest.mark.sqlite
 async def test_a_flood_of_refusals_is_a_bounded_number_of_records(tmp_path: Path) -> None:
     records_in(tmp_path).close()
     now = 0.0

@@ -20,7 +20,7 @@ from anabranch.knowledge.records.postgres import PostgresDatabase
 from support.collection_server import Library, library, library_with_indexer, text
 from support.postgres_server import PostgresServer, running_postgres, shared_postgres
 
-pytestmark = pytest.mark.xdist_group("postgres")
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("postgres-cluster")]
 
 FIELDS = {
     *("id", "name", "version", "started_at", "seen_at", "age_s", "is_alive", "leads", "is_this", "behind"),

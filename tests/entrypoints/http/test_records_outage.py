@@ -17,7 +17,7 @@ from support.collection_server import OVER
 from support.postgres_server import PostgresServer, running_postgres
 from support.server_process import Program, serving
 
-pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("postgres-records-outage"), pytest.mark.timeout(120)]
 
 UNREACHABLE = {"status": "not_ready", "reason": "records_unreachable"}
 # More than /ready may take, whatever the database does.
