@@ -21,7 +21,7 @@ from anabranch.knowledge.records.schema import MIGRATIONS
 from anabranch.knowledge.records.sqlite import SqliteDatabase
 from support.postgres_server import shared_postgres
 
-pytestmark = pytest.mark.xdist_group("postgres")
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("postgres-schema")]
 
 PATIENCE_S = 30.0
 # A way to say the same type in each of the two.

@@ -26,7 +26,7 @@ from support.postgres_server import shared_postgres
 
 T = TypeVar("T")
 
-pytestmark = pytest.mark.xdist_group("postgres")
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("postgres-contract")]
 
 PATIENCE_S = 30.0
 # Types that both databases know.
