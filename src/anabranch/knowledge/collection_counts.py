@@ -1,7 +1,7 @@
 """How much of a collection a caller can see."""
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.index.reader import Catalog
+from anabranch.knowledge.index.catalog import Catalog
 from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Session
@@ -34,8 +34,8 @@ class CollectionCounts(Value):
 def counts(db: Session, catalog: Catalog, caller: Caller, name: str | None = None) -> list[CollectionCounts]:
     """The collections with this id or name, or all that the caller can see, with their counts."""
     _, dimensions = documents.embedder(db) or ("", 0)
-    permitted = catalog.permitted(caller)
-    found = catalog.visible(caller, permitted) if name is None else catalog.named((name,), caller, permitted)
+    found = catalog.visible(caller) if name is None else catalog.named((name,), caller)
     return [
-        CollectionCounts(collection=one, dimensions=dimensions, **catalog.totals(one.key, permitted)) for one in found
+        CollectionCounts(collection=one, dimensions=dimensions, **catalog.totals(one.key, caller)._asdict())
+        for one in found
     ]

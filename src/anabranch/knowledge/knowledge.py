@@ -17,7 +17,8 @@ from anabranch.knowledge import key_requests, lookup
 from anabranch.knowledge.chunking import effective
 from anabranch.knowledge.collection_counts import CollectionCounts, counts
 from anabranch.knowledge.collection_names import checked_name
-from anabranch.knowledge.index.reader import Catalog, IndexReader
+from anabranch.knowledge.index.catalog import Catalog
+from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
 from anabranch.knowledge.model import (
     Caller,
@@ -95,12 +96,16 @@ class Knowledge:
 
     async def seen(self, filters: Filters, caller: Caller) -> str:
         """A hash of the documents that the caller may find now; it changes with documents and permissions."""
-        return await self._database.read(lambda db: self._reader.view(db, filters, caller).seen)
+        return await self._with_catalog(lambda _, catalog: catalog.seen(filters, caller))
 
     async def is_empty(self, names: tuple[str, ...] | None, caller: Caller) -> bool:
         """Whether the caller can see no document in these collections, or in all."""
         within = Filters(collections=names)
-        return await self._with_catalog(lambda db, catalog: not catalog.mask(db, within, caller).any())
+
+        def read(_: Session, catalog: Catalog) -> bool:
+            return not any(catalog.totals(one.key, caller).documents for one in catalog.chosen(within, caller))
+
+        return await self._with_catalog(read)
 
     async def create_collection(
         self,
@@ -186,10 +191,9 @@ class Knowledge:
         """The collections with these ids, addresses or names, or all that the caller can see."""
 
         def read(_: Session, catalog: Catalog) -> list[Collection]:
-            permitted = catalog.permitted(caller)
             if names is None:
-                return catalog.visible(caller, permitted)
-            by_name = {name: catalog.named((name,), caller, permitted) for name in names}
+                return catalog.visible(caller)
+            by_name = {name: catalog.named((name,), caller) for name in names}
             if missing := [name for name, found in by_name.items() if not found]:
                 raise NotFound(f"There is no collection {missing[0]!r}.")
             return list({one.key: one for found in by_name.values() for one in found}.values())

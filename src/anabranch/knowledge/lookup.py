@@ -7,7 +7,7 @@ import numpy as np
 
 from anabranch.domain.errors import Conflict, NotFound
 from anabranch.domain.model import Value
-from anabranch.knowledge.index.reader import Catalog
+from anabranch.knowledge.index.catalog import Catalog
 from anabranch.knowledge.model import Caller, DocumentStatus, StoredDocument
 from anabranch.knowledge.records import attributes, collections, documents, open_items
 from anabranch.knowledge.records.database import Session, is_id

@@ -62,12 +62,7 @@ def _of_requests(settings: Settings) -> tuple[Limit, ...]:
             reserved=int(settings.max_running * RESERVED),
             ready=READY,
         ),
-        limit(
-            *("computations", "searches, embeddings and readings at once"),
-            total="computing_threads",
-            zero=os.cpu_count() or 1,
-            queued=math.inf,
-        ),
+        _computations(settings),
         Limit(name="embeddings", description="requests to embed texts at once", each=1, waiting=WAITING),
         limit("uploads", "uploads at once", each="caller_uploads", waiting=WAITING),
         limit(
@@ -93,6 +88,22 @@ def _of_requests(settings: Settings) -> tuple[Limit, ...]:
             zero=math.inf,
             window_s=settings.rate_limit_window,
         ),
+    )
+
+
+def _computations(settings: Settings) -> Limit:
+    """One caller has all threads but one: a short search of another need not wait until a long one has ended."""
+    threads = settings.computing_threads or os.cpu_count() or 1
+    setting = f"{PREFIX}COMPUTING_THREADS"
+    return Limit(
+        name="computations",
+        description="searches, embeddings and readings at once",
+        each=threads,
+        total=threads + 1,
+        waiting=math.inf,
+        queued=math.inf,
+        setting=setting,
+        total_setting=setting,
     )
 
 

@@ -2,8 +2,10 @@
 classes of others cost it nothing."""
 
 from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +31,7 @@ class PermissionClasses:
 
     def __init__(self) -> None:
         self._numbers: dict[PermissionClass, int] = {}
+        self._digests: list[bytes] = []
         self._of: dict[str, list[int]] = {}
         self._limit = MIN_UNUSED
 
@@ -41,6 +44,7 @@ class PermissionClasses:
         found = self._numbers.get(one)
         if found is None:
             found = self._numbers[one] = len(self._numbers)
+            self._digests.append(blake2b(msgspec.json.encode(one), digest_size=16).digest())
             readers = _readers(owner, permissions)
             if one.followed:
                 readers.add(f"{COLLECTION_ADDRESS}{one.followed}")
@@ -57,19 +61,25 @@ class PermissionClasses:
             mask[self._of.get(reader, [])] = True
         return mask
 
-    def renumber(self, numbers: NDArray[np.int32], alive: NDArray[np.bool_]) -> None:
-        """Forget the classes that no document has any more, if they are many; `numbers` are those of all documents."""
+    def digest(self, numbers: Iterable[int], allowed: NDArray[np.bool_]) -> bytes:
+        """A hash of those of these classes that are allowed, equal in every process."""
+        return blake2b(b"".join(sorted(self._digests[one] for one in numbers if allowed[one])), digest_size=16).digest()
+
+    def renumber(self, numbers: NDArray[np.int32], alive: NDArray[np.bool_]) -> bool:
+        """Forget the classes that no document has any more, if they are many; `numbers` are those of all documents.
+        Returns whether they are others now."""
         if len(self) <= self._limit:
-            return
+            return False
         used, renumbered = np.unique(numbers[alive], return_inverse=True)
         kept = list(self._numbers)
-        self._numbers, self._of = {}, {}
+        self._numbers, self._digests, self._of = {}, [], {}
         for number in used.tolist():
             one = kept[number]
             self.number(one.owner, one.permissions, one.followed)
         numbers[:] = 0
         numbers[alive] = renumbered
         self._limit = MIN_UNUSED + 2 * len(self)
+        return True
 
 
 class CollectionReaders:

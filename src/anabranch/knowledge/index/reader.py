@@ -1,209 +1,30 @@
-"""Reads the index: the catalog of what a caller may see, and search over all segments."""
+"""Reads the index: search over all segments, and over what is not in one yet."""
 
-import hashlib
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from datetime import date
-from typing import Any, NamedTuple, TypeVar, get_args
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from anabranch.domain.model import ChunkType, Filters
-from anabranch.knowledge.collection_names import only
+from anabranch.knowledge.index.catalog import Catalog, grown
 from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged
-from anabranch.knowledge.index.permission_classes import CollectionReaders, PermissionClasses
 from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
-from anabranch.knowledge.model import Caller, Collection
-from anabranch.knowledge.records import attributes, changes, collections, documents, embeddings
+from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records import changes, documents, embeddings
 from anabranch.knowledge.records.database import ResultRow, Session, StaleSnapshot
 from anabranch.text.words import terms
 
 T = TypeVar("T")
 
-MAX_CACHED_FILTERS = 64
 MAX_TYPES_READ = 50_000
 MAX_DELTA_PARTS = 8
 # Cached until something changes: the same callers ask again and again.
 MAX_CACHED_VIEWS = 32
 REBUILT = "the index is rebuilt from the records; check the disk"
-
-
-class Catalog:
-    """Arrays indexed by document key, and the document of each chunk key. They only grow."""
-
-    def __init__(self) -> None:
-        self.seq = -1
-        # When the last change was made: records that were restored, or whose last changes a failover has lost, have
-        # another one of its number.
-        self.at: float | None = None
-        # The last change that is known, by the thread whose snapshot did not have it.
-        self._missed: dict[int, int] = {}
-        self.collections: dict[int, Collection] = {}
-        self._table = np.zeros(0, _ROW)
-        self._chunks = np.zeros(0, np.int32)
-        self._classes = PermissionClasses()
-        self._readers = CollectionReaders()
-        self._attributes: OrderedDict[tuple[str, str], Mask] = OrderedDict()
-
-    def refresh(self, db: Session) -> tuple[int, bool]:
-        """Apply all changes up to the connection's snapshot; returns its newest change, and whether everything was read
-        again because older changes are deleted."""
-        log = changes.state(db, self.seq)
-        head, others = log.newest, self._are_others(log)
-        if head <= self.seq and not others:
-            return head, False
-        everything = others or self.seq < 0 or log.oldest > self.seq + 1
-        self._refresh_collections(db, [0] if everything else changes.collections_since(db, self.seq))
-        if everything:
-            self._table, self._chunks = np.zeros(0, _ROW), np.zeros(0, np.int32)
-            self._store(documents.rows(db))
-        else:
-            changed = changes.documents_since(db, self.seq)
-            rows = list(documents.rows(db, changed))
-            removed = set(changed) - {row["key"] for row in rows}
-            self._table["alive"][[key for key in removed if key < len(self._table)]] = False
-            self._store(rows)
-        self._classes.renumber(self._table["permissions"], self._table["alive"])
-        self._attributes.clear()
-        self.seq, self.at = head, changes.state(db, head).made_at
-        return head, everything
-
-    def _are_others(self, log: changes.LogState) -> bool:
-        """Whether the records are not those that were read before."""
-        if (head := log.newest) >= self.seq:
-            self._missed.pop(threading.get_ident(), None)
-            return self.at is not None and log.made_at not in (None, self.at)
-        # A snapshot can be older than what another thread has read. The next one of this thread is not.
-        missed, self._missed[threading.get_ident()] = self._missed.get(threading.get_ident(), -1), self.seq
-        return head < missed
-
-    def _refresh_collections(self, db: Session, keys: Sequence[int]) -> None:
-        """Read those that have changed: others may have long lists of users. 0 stands for all."""
-        if 0 in keys:
-            self.collections, self._readers = {}, CollectionReaders()
-        for key in keys:
-            if key in self.collections:
-                self._readers.remove(self.collections.pop(key))
-        for one in collections.listed(db) if 0 in keys else collections.by_keys(db, keys):
-            self.collections[one.key] = one
-            self._readers.add(one)
-
-    def _store(self, rows: Iterable[ResultRow]) -> None:
-        for row in rows:
-            key, first, count = row["key"], row["first_chunk"], row["chunk_count"]
-            self._table = _grown(self._table, key)
-            self._table[key] = (
-                True,
-                row["collection"],
-                self._classes.number(row["owner"], documents.permissions_of(row), row["collection"]),
-                row["day"],
-                count,
-                row["tokens"],
-                row["size"],
-                row["stored_bytes"],
-                row["updated_at"],
-            )
-            if count:
-                self._chunks = _grown(self._chunks, first + count - 1)
-                self._chunks[first : first + count] = key
-
-    def documents_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The document key of each chunk; 0, which is never alive, for chunks the catalog does not know."""
-        self._chunks = _grown(self._chunks, int(chunks[-1]) if len(chunks) else 0)
-        return self._chunks[chunks]
-
-    def permitted(self, caller: Caller) -> Mask:
-        """A mask of the documents that exist and that the caller may see."""
-        allowed = self._classes.permitted(caller, self._readers.permitting(caller))
-        alive = self._table["alive"].copy()
-        if caller.rights.collections is not None:
-            alive &= np.isin(self._table["collection"], caller.rights.collections)
-        return alive if allowed.all() else alive & allowed[self._table["permissions"]]
-
-    def mask(self, db: Session, filters: Filters, caller: Caller) -> Mask:
-        """A mask of the documents that the caller may see and that match the filters."""
-        mask = self.permitted(caller)
-        if filters.collections is not None:
-            named = [one.key for one in self.named(filters.collections, caller, mask)]
-            mask &= np.isin(self._table["collection"], named)
-        if filters.start is not None:
-            mask &= self._table["day"] >= date.fromisoformat(filters.start).toordinal()
-        if filters.end is not None:
-            mask &= self._table["day"] <= date.fromisoformat(filters.end).toordinal()
-        for name, value in (*filters.metadata.items(), *(("tags", tag) for tag in filters.tags)):
-            mask &= self.with_attribute(db, name, attributes.comparable(value))
-        return mask
-
-    def named(self, names: tuple[str, ...], caller: Caller, permitted: Mask) -> list[Collection]:
-        """The visible collections with these ids, addresses or names; Conflict if a name is ambiguous."""
-        visible = self.visible(caller, permitted)
-        return [found for name in names if (found := only(name, visible, caller)) is not None]
-
-    def visible(self, caller: Caller, permitted: Mask) -> list[Collection]:
-        """The collections that a caller can see: those whose permissions permit it, and those that hold a document that
-        it may see."""
-        seen = {*np.unique(self._table["collection"][permitted]).tolist(), *self._readers.permitting(caller)}
-        return [one for key, one in sorted(self.collections.items()) if key in seen and caller.sees(key)]
-
-    def fingerprint(self, mask: Mask) -> str:
-        """A hash of these documents in their current version: equal in every process and for every caller with the
-        same mask."""
-        keys = np.flatnonzero(mask)
-        digest = hashlib.blake2b(keys.tobytes(), digest_size=16)
-        digest.update(self._table["updated_at"][keys].tobytes())
-        holding = np.unique(self._table["collection"][keys]).tolist()
-        names = [(key, one.id, one.name) for key in holding if (one := self.collections.get(key)) is not None]
-        digest.update(msgspec.json.encode(names))
-        return digest.hexdigest()
-
-    def totals(self, key: int, permitted: Mask) -> dict[str, int]:
-        """How many permitted documents, chunks and tokens a collection has, the bytes that were uploaded, and those in
-        the records."""
-        rows = self._table[permitted & (self._table["collection"] == key)]
-        columns = ("chunks", "tokens", "size", "stored_bytes")
-        return {"documents": len(rows), **{name: int(rows[name].sum()) for name in columns}}
-
-    def keys(self, key: int | None, permitted: Mask) -> NDArray[np.int64]:
-        """The keys of the permitted documents of a collection, or of all collections, in order."""
-        return np.flatnonzero(permitted if key is None else permitted & (self._table["collection"] == key))
-
-    def with_attribute(self, db: Session, name: str, value: str) -> Mask:
-        """A mask of the documents with an attribute of this value."""
-        mask = self._attributes.get((name, value))
-        if mask is None:
-            mask = self._attributes[name, value] = np.zeros(len(self._table), bool)
-            mask[attributes.documents_with(db, name, value)] = True
-            if len(self._attributes) > MAX_CACHED_FILTERS:
-                self._attributes.popitem(last=False)
-        return mask
-
-
-_ROW = np.dtype(
-    [
-        ("alive", np.bool_),
-        ("collection", np.int32),
-        ("permissions", np.int32),
-        ("day", np.int32),
-        ("chunks", np.int32),
-        ("tokens", np.int64),
-        ("size", np.int64),
-        ("stored_bytes", np.int64),
-        ("updated_at", np.float64),
-    ]
-)
-
-
-def _grown(array: NDArray[Any], index: int) -> NDArray[Any]:
-    """The array, or a larger copy that has this index."""
-    if index < len(array):
-        return array
-    larger = np.zeros(max(index + 1, len(array) * 3 // 2, 1024), array.dtype)
-    larger[: len(array)] = array
-    return larger
 
 
 class ChunkTypes:
@@ -220,7 +41,7 @@ class ChunkTypes:
         with self._lock:
             while rows := documents.chunk_types(db, self._last, MAX_TYPES_READ):
                 self._last = rows[-1][0]
-                self._types = _grown(self._types, self._last)
+                self._types = grown(self._types, self._last)
                 self._types[[key for key, _ in rows]] = [_TYPE_NUMBERS[name] for _, name in rows]
 
     def mask(self, wanted: Sequence[ChunkType]) -> Mask | None:
@@ -337,18 +158,19 @@ class IndexReader:
                 if len(self._views) >= MAX_CACHED_VIEWS:
                     self._views.clear()
                 chunks = self._chunk_types.mask(filters.chunk_types)
-                self._views[wanted] = self._viewed(self.catalog.mask(db, filters, caller), chunks)
+                self._views[wanted] = self._viewed(db, filters, caller, chunks)
             return self._views[wanted]
 
-    def _viewed(self, mask: Mask, chunks: Mask | None) -> View:
-        """A view of the documents in the mask; of their chunks in the other mask, if there is one."""
+    def _viewed(self, db: Session, filters: Filters, caller: Caller, chunks: Mask | None) -> View:
+        """A view of the documents that match; of their chunks in the mask, if there is one."""
+        mask = self.catalog.mask(db, filters, caller)
         parts = tuple(
             (part.segment, _narrowed(mask, part, chunks)) for part in (*self._segments.values(), *self._delta)
         )
         rows = sum(len(segment) if chosen is None else int(chosen.sum()) for segment, chosen in parts)
         words = sum(segment.count_words(chosen) for segment, chosen in parts)
         average = words / rows if words else 1.0
-        return View(parts, rows, average, self.catalog.fingerprint(mask), self.is_partial)
+        return View(parts, rows, average, self.catalog.seen(filters, caller), self.is_partial)
 
     @property
     def is_partial(self) -> bool:

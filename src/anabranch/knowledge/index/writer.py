@@ -15,8 +15,9 @@ import numpy as np
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError, ConfigurationError
+from anabranch.knowledge.index.catalog import Catalog
 from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged
-from anabranch.knowledge.index.reader import REBUILT, Catalog, is_foreign, is_manifest_lost, load
+from anabranch.knowledge.index.reader import REBUILT, is_foreign, is_manifest_lost, load
 from anabranch.knowledge.index.segment import BinaryVectors, Mask, Segment
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import changes, documents, embeddings

@@ -78,6 +78,17 @@ def by_keys(db: Session, keys: Iterable[int]) -> list[Collection]:
     return list(map(_collection, db.execute(query, (as_json(list(keys)),))))
 
 
+def versions(db: Session, keys: Sequence[int] | None = None) -> dict[int, int]:
+    """The versions of these collections, or of all of which a document has changed: every change of a document replaces
+    its collection's."""
+    query = "SELECT collection, version FROM versions"
+    values: tuple[str, ...] = ()
+    if keys is not None:
+        query += " WHERE collection IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
+        values = (as_json(keys),)
+    return {row["collection"]: row["version"] for row in db.execute(query, values)}
+
+
 def listed(db: Session) -> list[Collection]:
     return [_collection(row) for row in db.execute("SELECT * FROM collections ORDER BY key")]
 
@@ -103,6 +114,7 @@ def delete(db: Session, key: int) -> None:
     db.execute("DELETE FROM endpoints WHERE collection = ?", (key,))
     db.execute("DELETE FROM query_collections WHERE collection = ?", (key,))
     db.execute("DELETE FROM query_counts WHERE collection = ?", (key,))
+    db.execute("DELETE FROM versions WHERE collection = ?", (key,))
     db.execute("DELETE FROM collections WHERE key = ?", (key,))
     changes.record(db, "collection", -key)
 

@@ -54,6 +54,7 @@ TABLES = {
     "query_collections": False,
     "retrievals": False,
     "changes": False,
+    "versions": False,
     "facts": False,
     "erased": False,
     "backups": False,

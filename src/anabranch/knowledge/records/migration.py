@@ -62,6 +62,7 @@ TABLES = (
     CopiedTable("chunks", ("key",)),
     CopiedTable("embeddings", ("chunk",)),
     CopiedTable("changes", ("seq",)),
+    CopiedTable("versions", ("collection",), changing=True),
     CopiedTable("jobs", ("key",), changing=True, upserted=True),
     CopiedTable("items", ("key",), changing=True, parent=("job", "jobs")),
     CopiedTable("uploads", ("item",), changing=True),

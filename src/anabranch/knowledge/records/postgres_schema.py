@@ -405,5 +405,10 @@ CREATE TRIGGER stored_more_or_less AFTER INSERT OR DELETE OR UPDATE OF stored_by
     FOR EACH ROW EXECUTE FUNCTION count_stored();
 """
 
+VERSIONS = "CREATE TABLE versions (collection BIGINT PRIMARY KEY, version BIGINT NOT NULL);"
+
 # Texts are compared byte by byte, as in SQLite.
-MIGRATIONS = (FUNCTIONS.replace("NUL_REPLACED", NUL_REPLACED) + TABLES.replace(" TEXT", ' TEXT COLLATE "C"'),)
+MIGRATIONS = (
+    FUNCTIONS.replace("NUL_REPLACED", NUL_REPLACED) + TABLES.replace(" TEXT", ' TEXT COLLATE "C"'),
+    VERSIONS,
+)

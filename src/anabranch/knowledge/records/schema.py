@@ -466,6 +466,11 @@ ALTER TABLE items ADD COLUMN node TEXT NOT NULL DEFAULT '';
 CREATE INDEX items_processed ON items (key) WHERE status = 'processing';
 """
 
+# A number for each collection that every change of its documents replaces: what was found before is known by it.
+VERSIONS = """
+CREATE TABLE versions (collection INTEGER PRIMARY KEY, version INTEGER NOT NULL);
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -486,4 +491,5 @@ MIGRATIONS = (
     NAMES,
     KEY_GROUPS,
     NODES,
+    VERSIONS,
 )
