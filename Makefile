@@ -24,6 +24,11 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
 	$(PIP) --require-hashes -r requirements/dev.txt
 	@touch $@
 
+# Java for OpenSearch, which the tests take from Maven.
+$(VENV)/.cluster: requirements/cluster.txt $(VENV)/.dev
+	$(PIP) --require-hashes -r requirements/cluster.txt
+	@touch $@
+
 # The packages of the tests in Node, as locked; no install scripts run.
 $(VENV)/.node: tests/node/package.json tests/node/package-lock.json $(VENV)/.dev
 	@mkdir -p $(VENV)/node
@@ -58,9 +63,12 @@ APIS := collections documents document_chunks permissions query query_explained 
 	rag_stream openai sources
 CLUSTER := $(KNOWLEDGE:%=tests/knowledge/test_%.py) $(APIS:%=tests/entrypoints/http/test_%.py)
 
-test-cluster: $(VENV)/.dev $(VENV)/.models  ## run the suites of collections and APIs with records in PostgreSQL, and those of nodes
+test-cluster: $(VENV)/.cluster $(VENV)/.models  ## run the suites of collections and APIs with records in PostgreSQL and the index in OpenSearch, and those of nodes
 	$(BIN)/python -m pytest -m "cluster and not soak" -n 3 --dist loadgroup
 	ANABRANCH_TEST_RECORDS=postgres $(BIN)/python -m pytest -m "not soak" -n 3 --dist loadgroup $(CLUSTER)
+	@if command -v mvn > /dev/null; then \
+	  ANABRANCH_TEST_RECORDS=postgres ANABRANCH_TEST_INDEX=opensearch $(BIN)/python -m pytest -m "not soak" -n 2 --dist loadgroup $(CLUSTER); \
+	else echo "Not run with the index in OpenSearch: that needs Java and Maven."; fi
 
 screenshots: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## take the pictures of the page in docs/screens again
 	@mkdir -p docs/screens
@@ -103,6 +111,7 @@ pins: $(VENV)/.dev  ## update the pinned versions in requirements/*.txt
 	$(PIN) --upgrade --all-extras pyproject.toml --output-file requirements/runtime.txt
 	$(PIN) --upgrade requirements/build.in --output-file requirements/build.txt
 	$(PIN) --upgrade --all-extras requirements/dev.in pyproject.toml --output-file requirements/dev.txt
+	$(PIN) --upgrade requirements/cluster.in --output-file requirements/cluster.txt
 	$(PIN) --upgrade requirements/bench.in --output-file requirements/bench.txt
 
 wheel: $(VENV)/.dev  ## build a wheel in dist/

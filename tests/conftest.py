@@ -28,6 +28,7 @@ from anabranch.entrypoints.http.server import HeadCapped, Socket
 from anabranch.telemetry.log import configured_log
 from anabranch.testing import Space
 from support.examples import examples
+from support.opensearch_client import INDEX
 from support.postgres_server import RECORDS
 
 if TYPE_CHECKING:
@@ -75,11 +76,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups | Non
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With records in PostgreSQL (`make test-cluster`), tests about the file of the records are skipped."""
-    if os.environ.get(RECORDS) == "postgres":
-        for item in items:
-            if item.get_closest_marker("sqlite"):
-                item.add_marker(pytest.mark.skip(reason="about the file of the records"))
+    """With records in PostgreSQL, tests about the file of the records are skipped; with the index in OpenSearch, those
+    about segments (`make test-cluster`)."""
+    for marker, elsewhere, what in (
+        ("sqlite", os.environ.get(RECORDS) == "postgres", "the file of the records"),
+        ("segments", os.environ.get(INDEX) == "opensearch", "segments"),
+    ):
+        for item in items if elsewhere else ():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=f"about {what}"))
 
 
 @pytest.hookimpl(wrapper=True)

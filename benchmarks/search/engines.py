@@ -112,19 +112,20 @@ class Ours:
         """Everything from the lists to the passages themselves, as `Searcher` does it after the embedding."""
         from anabranch.domain.model import Embedding, Query
         from anabranch.knowledge.model import Caller
-        from anabranch.knowledge.search import fetch, interact, retrieve
+        from anabranch.knowledge.search import asking, fetch, interact, retrieve
         from anabranch.models.calibration import MINILM
 
-        text = self._queries.texts[query]
+        operator, text = Caller(operator=True), self._queries.texts[query]
         asked = Embedding(vector=self._queries.vectors[query].tobytes(), tokens=self._queries.tokens[query])
 
         def find(db: Any) -> list[int]:
             view = self._view(db, group)
-            asking = Query(text=text, limit=limit, similarity_threshold=0, rerank=rerank)
-            found = retrieve(view, asking, [asked], MINILM.relevance)
+            query = Query(text=text, limit=limit, similarity_threshold=0, rerank=rerank)
+            wanted = asking(query, operator, [asked]).limit
+            found, _ = retrieve(db, view, query, [asked], MINILM.relevance, wanted)
             if rerank:
                 found = interact(db, found, asked)
-            fetch(db, found, limit, Caller(operator=True), None)
+            fetch(db, found, limit, operator, None)
             return list(found.keys[:limit].tolist())
 
         return [key - 1 for key in self._database.reading(find)]

@@ -13,6 +13,7 @@ LOOK_S = 0.01
 async def indexed(shop: Workshop) -> str:
     await shop.collection()
     await shop.put("Herons eat fish.")
+    name: str
     [name] = shop.writer.fold().segments
     return name
 

@@ -104,7 +104,7 @@ async def test_evidence_passages_is_how_many_are_judged(models_dir: Path, given:
 
 
 @pytest.mark.parametrize("given", [1, 2])
-async def test_computing_threads_is_how_many_threads_compute_for_a_caller(models_dir: Path, given: int) -> None:
+async def test_computing_threads_compute_for_a_caller(models_dir: Path, given: int) -> None:
     """This process has a share of four: it may also use the thread that others leave free."""
     before = set(threading.enumerate())
     async with model_server() as server:

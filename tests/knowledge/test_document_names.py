@@ -14,7 +14,6 @@ from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.model import Caller, NewDocument, Permissions
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Session
-from anabranch.knowledge.search import Searcher
 from support.knowledge_fixtures import ALICE, BOB, GUEST, OPERATOR, Workshop, workshop
 
 PRIVATE = Permissions(visibility="private")
@@ -193,13 +192,13 @@ async def test_documents_that_are_hidden_do_not_change_which_names_are_suggested
 async def test_a_changed_title_is_searched_at_once_by_every_process(shop: Workshop) -> None:
     (identifier, _) = await add(shop, ("a.md", "Herons"), ("b.md", "Otters"))
     shop.writer.fold()
-    other = Searcher(shop.database, IndexReader(shop.generations), shop.embedder, None)
+    other = IndexReader(shop.generations)
     [chunk] = [one for one in await shop.find("herons") if one.document_id == identifier]
     for title, fold in (("Zeppelins", False), ("Submarines", True), ("Balloons", False)):
         changed = await shop.room.describe(OPERATOR, identifier, title=title)
         assert changed.id == identifier
-        for searcher in (shop.room._searcher, other):
-            assert with_word(shop, searcher, title) == [identifier]
+        for index in (shop.reader, other):
+            assert with_word(shop, index, title) == [identifier]
         if fold:
             shop.writer.fold()
     assert with_word(shop, other, "Zeppelins") == []
@@ -213,11 +212,11 @@ async def test_a_changed_title_is_searched_at_once_by_every_process(shop: Worksh
     assert await found(shop, "c.md") == third
 
 
-def with_word(shop: Workshop, searcher: Searcher, word: str) -> list[str]:
+def with_word(shop: Workshop, index: IndexReader, word: str) -> list[str]:
     """The ids of the documents that contain a word, by the word index alone."""
 
     def read(db: Session) -> list[str]:
-        keys, _ = searcher._reader.view(db, Filters(), OPERATOR).lexical(word).best(10)
+        keys, _ = index.view(db, Filters(), OPERATOR).lexical(word).best(10)
         return [row["id"] for row in documents.chunks_by_key(db, OPERATOR, keys.tolist()).values()]
 
     return shop.database.reading(read)
@@ -230,7 +229,7 @@ async def test_a_title_that_comes_with_the_same_content_is_searched_at_once(shop
     job = await shop.room.ingest(OPERATOR, "notes", [renamed])
     await shop.ingest_pending()
     assert [one.outcome for one in (await shop.room.job(OPERATOR, job)).items] == ["updated"]
-    assert len(with_word(shop, shop.room._searcher, "zeppelins")) == 1
+    assert len(with_word(shop, shop.reader, "zeppelins")) == 1
 
 
 async def test_what_a_connector_has_sent_is_listed_and_found(shop: Workshop) -> None:

@@ -35,7 +35,8 @@ async def test_fused_score_is_the_formula_over_lists_of_five_times_top_k(shop: W
     length = max(5 * top_k, 50)
     query = Query(text=QUESTION, limit=top_k, similarity_threshold=0, rerank=False)
     view = shop.database.reading(lambda db: shop.reader.view(db, Filters(), OPERATOR))
-    found = retrieve(view, query, embedded, shop.embedder.calibration.relevance)
+    curve = shop.embedder.calibration.relevance
+    found, _ = shop.database.reading(lambda db: retrieve(db, view, query, embedded, curve, length))
     dense = view.nearest(vector, DOCUMENTS)[0].tolist()[:length]
     sparse = view.lexical(QUESTION).best(DOCUMENTS)[0].tolist()[:length]
     assert len(dense) == len(sparse) == length

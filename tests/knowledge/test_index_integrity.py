@@ -48,7 +48,7 @@ def another_process(shop: Workshop, damaged: Callable[[str], None] = lambda _: N
     reader = IndexReader(shop.generations, damaged)
     return Knowledge(
         database=shop.database,
-        reader=reader,
+        index=reader,
         searcher=Searcher(shop.database, reader, shop.embedder, None),
         embedder=shop.embedder,
     )
@@ -173,10 +173,12 @@ async def test_without_a_manifest_answers_are_complete_and_the_index_is_rebuilt(
     open_before, opened_later = another_process(shop, noticed.append), another_process(shop)
     assert await found(open_before) == (set(ANIMALS), False)
     assert not await open_before.is_index_damaged()
-    segments = open_before._reader.manifest.segments
+    index = open_before._index
+    assert isinstance(index, IndexReader)
+    segments = index.manifest.segments
     LOSSES[how](shop.generations.folder)
     assert await found(open_before) == (set(ANIMALS), False)
-    assert open_before._reader.manifest.segments == segments  # which it still has
+    assert index.manifest.segments == segments  # which it still has
     assert noticed == [CURRENT]
     await shop.put("Newts eat fish.")
     for room in (open_before, opened_later):

@@ -63,7 +63,7 @@ class NodeShop(Workshop):
         self.writer = self.slow_writer = SlowToDrop(self.database, self.generations, self.embedder.name)
         self.room = Knowledge(
             database=self.database,
-            reader=self.reader,
+            index=self.reader,
             searcher=Searcher(self.database, self.reader, self.embedder, None),
             embedder=self.embedder,
             default_visibility="public",

@@ -12,7 +12,7 @@ from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import ConfigurationError, EmbeddingFailed
 from anabranch.domain.model import Embedding, Query
 from anabranch.knowledge.index import writer
-from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.manifest import Generations, IndexManifest
 from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
@@ -73,7 +73,7 @@ async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
 def room_of(database: SqliteDatabase, folder: Path, embedder: FakeEmbedder) -> Knowledge:
     reader = IndexReader(Generations(folder / "index"))
     return Knowledge(
-        database=database, reader=reader, searcher=Searcher(database, reader, embedder, None), embedder=embedder
+        database=database, index=reader, searcher=Searcher(database, reader, embedder, None), embedder=embedder
     )
 
 
@@ -95,7 +95,12 @@ def silent(done: int, total: int) -> None: ...
 async def reembed(
     database: SqliteDatabase, embedder: Embedder, folder: Path, progress: Callable[[int, int], None] = silent
 ) -> int:
-    return await writer.reembed(database, embedder, Generations(folder / "index"), progress, batch_size=4)
+    index = Generations(folder / "index")
+
+    def drop_index() -> None:
+        index.publish(IndexManifest(number=index.current().number))
+
+    return await writer.reembed(database, embedder, drop_index, progress, batch_size=4)
 
 
 async def test_a_rebuild_with_another_embedder_embeds_every_chunk_again(

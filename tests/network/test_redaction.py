@@ -63,6 +63,7 @@ def test_redaction_knows_every_secret_setting(name: str) -> None:
     values = {
         "redis_url": f"redis://me:{TOKEN}@localhost:6379/0",
         "database_url": f"postgresql://me:{TOKEN}@localhost:6379/records",
+        "index_url": f"https://me:{TOKEN}@localhost:9200/docs",
         "otlp_headers": f"a=b,authorization=Bearer%20{TOKEN}",
     }
     settings = msgspec.structs.replace(Settings(), **{name: values.get(name, TOKEN)})

@@ -24,6 +24,7 @@ from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from anabranch.testing.http_server import HttpServer
 from conftest import LOCAL, PATIENT, Server, SseEvent, parse_sse, running
+from support.opensearch_client import index_for
 from support.postgres_server import database_for
 
 PEOPLE: Mapping[str, tuple[str, ...]] = {"alice": ("staff",), "bob": (), "carol": ("staff", "board")}
@@ -147,7 +148,13 @@ def _settings(folder: Path, models_dir: Path, given: Mapping[str, Any]) -> Setti
         "aggregation": PATIENT,
         "default_visibility": "public",
     }
-    place = {"data_dir": str(folder), "database_url": database_for(folder), "models_dir": str(models_dir)}
+    place: dict[str, Any] = {
+        "data_dir": str(folder),
+        "database_url": database_for(folder),
+        "models_dir": str(models_dir),
+    }
+    if (index := index_for(folder)) is not None:
+        place |= {"index_url": index, "index_replicas": 0}
     return Settings(**{**quiet, **place, **given})
 
 

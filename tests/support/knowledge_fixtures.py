@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from anabranch.app.startup import LazyOutbound
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.model import Filters, Passage, Query
 from anabranch.domain.shares import Limit
 from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.opensearch.index import OpenSearchIndex
+from anabranch.knowledge.index.opensearch.writer import OpenSearchWriter, Sizes
 from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
@@ -23,6 +26,7 @@ from anabranch.knowledge.records.sqlite import SqliteDatabase
 from anabranch.knowledge.search import Searcher
 from anabranch.models.factory import LocalEmbedder
 from anabranch.testing import FakeEmbedder
+from support.opensearch_client import blocking_client, client_of, index_for, outbound
 from support.postgres_server import database_for
 
 OPERATOR = Caller(operator=True)
@@ -62,18 +66,28 @@ class Workshop:
         default_visibility: DefaultVisibility | None = "public",
         limits: Mapping[str, Limit] | None = None,
         database: Database | None = None,
+        index: str | None = None,
     ) -> None:
         self.folder = folder
         self.embedder = embedder or FakeEmbedder()
         self.database = database or records_in(folder)
         self.generations = Generations(folder / "index")
-        self.reader = IndexReader(self.generations)
-        self.writer = IndexWriter(self.database, self.generations, self.embedder.name)
+        self.reader: Any = IndexReader(self.generations)
+        self.writer: Any = IndexWriter(self.database, self.generations, self.embedder.name)
+        self._closing = ExitStack()
+        self._closing.callback(self.database.close)
+        self._outbound: LazyOutbound | None = None
+        if (url := index or index_for(folder)) is not None:
+            self._outbound = outbound()
+            self.reader = OpenSearchIndex(client_of(url, self._outbound), self.embedder.name)
+            blocking = blocking_client(url)
+            self._closing.callback(blocking.close)
+            self.writer = OpenSearchWriter(self.database, blocking, self.embedder.name, sizes=Sizes(replicas=0))
         searcher = Searcher(self.database, self.reader, self.embedder, None)
         # Most tests are about something else than who may see what.
         self.room = Knowledge(
             database=self.database,
-            reader=self.reader,
+            index=self.reader,
             searcher=searcher,
             embedder=self.embedder,
             default_visibility=default_visibility,
@@ -103,6 +117,13 @@ class Workshop:
     async def ingest_pending(self) -> None:
         while await self.indexer._step():
             pass
+        if self._outbound is not None:
+            await asyncio.to_thread(self.writer.fold)
+
+    async def close(self) -> None:
+        if self._outbound is not None:
+            await self._outbound.close()
+        await asyncio.to_thread(self._closing.close)
 
     async def find(self, question: str, caller: Caller = OPERATOR, limit: int = 10, **filters: Any) -> list[Passage]:
         query = Query(text=question, limit=limit, similarity_threshold=0.0, filters=Filters(**filters))
@@ -129,7 +150,7 @@ async def workshop(folder: Path, **more: Any) -> AsyncIterator[Workshop]:
     try:
         yield opened
     finally:
-        opened.database.close()
+        await opened.close()
 
 
 def folder_with(folder: Path, *texts: str) -> Path:

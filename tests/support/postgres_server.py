@@ -52,7 +52,7 @@ class PostgresServer:
         self._log = folder / "postgres.log"
         self._settings = SETTINGS if durable else SETTINGS + NOT_DURABLE
         self._password = secrets.token_urlsafe()
-        self._port = _free_port()
+        self._port = free_port()
         self._guard: subprocess.Popen[bytes] | None = None
         self._postmaster: psutil.Process | None = None
         self._line: socket.socket | None = None
@@ -246,7 +246,7 @@ def _suspend(process: psutil.Process) -> None:
         time.sleep(0.001)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Chosen by the system's random numbers: hypothesis gives all workers the same seed."""
     while True:
         port = secrets.choice(PORTS)

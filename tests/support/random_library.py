@@ -33,7 +33,7 @@ class RandomLibrary:
         self._collections: list[str] = []
         self._documents: list[str] = []
 
-    async def fill(self, collections: int = 3, documents: int = 8) -> None:
+    async def fill(self, collections: int = 3, documents: int = 14) -> None:
         for number in range(collections):
             owner = self._random.choice(OWNERS)
             permissions = self._permissions()
@@ -125,14 +125,14 @@ class RandomLibrary:
     def _filters(self) -> Filters:
         random = self._random
         given: dict[str, Any] = {}
-        if random.random() < 0.3:
+        if random.random() < 0.2:
             given["collections"] = tuple(random.sample(self._collections, random.randint(1, 2)))
-        if random.random() < 0.3:
+        if random.random() < 0.2:
             given["metadata"] = random.choice(({"colour": "red"}, {"n": 1}, {"n": "2", "colour": "blue"}))
-        if random.random() < 0.2:
+        if random.random() < 0.1:
             given["tags"] = (random.choice(WORDS[:3]),)
-        if random.random() < 0.2:
+        if random.random() < 0.1:
             given["start"], given["end"] = sorted(random.choices(DAYS, k=2))
-        if random.random() < 0.2:
+        if random.random() < 0.1:
             given["chunk_types"] = random.choice((("paragraph",), ("list",), ("heading", "paragraph")))
         return Filters(**given)

@@ -67,14 +67,17 @@ class RemovedNode(Value):
     erasures: int
 
 
-EMPTY_CLUSTER = Cluster(kind="sqlite", server_version="", nodes=(), head=0, last_pass=0, waiting=0)
+EMPTY_CLUSTER = Cluster(kind="sqlite", server_version="", nodes=(), head=0, last_pass=0, waiting=0, index_seq=0)
 UNREACHABLE_CLUSTER = ClusterState(records=ClusterRecords(kind="postgres", is_reachable=False))
 
 
 def state_of(settings: Settings, found: Cluster, started_at: float | None, *, is_running: bool) -> ClusterState:
     """The state of all nodes. `started_at` and `is_running` are of this one; where nodes share the records, those say
     more."""
-    is_shared, indexed = found.kind == "postgres", _indexed(settings)
+    is_shared = found.kind == "postgres"
+    # One index of all nodes, or that of this one.
+    shared = None if settings.index_url is None else found.index_seq
+    indexed = _indexed(settings) if shared is None else shared
     this = node_of(settings, create=False) if is_shared else ONLY_NODE
     known = found.nodes if is_shared else (_only_node(found, started_at, is_running),)
     leader = found.leader if is_shared else ONLY_NODE if is_running else None
@@ -92,7 +95,7 @@ def state_of(settings: Settings, found: Cluster, started_at: float | None, *, is
                 leads=one.id == leader,
                 is_this=one.id == this,
                 # The node said so before a command of this folder has indexed more.
-                behind=max(0, found.head - (indexed if one.id == this else one.seq)),
+                behind=max(0, found.head - (indexed if shared is not None or one.id == this else one.seq)),
                 erased_pass=one.erased_pass,
             )
             for one in known

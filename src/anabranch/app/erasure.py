@@ -24,7 +24,7 @@ from anabranch.knowledge.records.erasures import Erasure
 from anabranch.telemetry.log import SilentTelemetry
 
 if TYPE_CHECKING:
-    from anabranch.knowledge.index.writer import IndexWriter
+    from anabranch.knowledge.index.contract import IndexUpdates
 
 RETRY_S = 300.0
 WAITS = "It waits until {} MB are free on the disk of the data folder: the records are rewritten."
@@ -55,7 +55,7 @@ class ErasureStore(NamedTuple):
     erase: Callable[[ErasurePass], Awaitable[int]]
 
 
-def eraser_for(settings: Settings, database: Database, writer: "IndexWriter") -> "Eraser":
+def eraser_for(settings: Settings, database: Database, writer: "IndexUpdates") -> "Eraser":
     """The eraser of a data folder, whose lock the caller holds. To erase from one more store, add it here; a table of
     the records is one more entry of `erasures.STORES`."""
     folder = folder_of(settings)

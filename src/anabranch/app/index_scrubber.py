@@ -12,7 +12,7 @@ from anabranch.domain.errors import AnabranchError
 from anabranch.telemetry.log import Log
 
 if TYPE_CHECKING:
-    from anabranch.knowledge.index.writer import IndexWriter
+    from anabranch.knowledge.index.contract import IndexUpdates
 
 LOOK_S = 0.5
 RETRY_S = 10.0
@@ -27,7 +27,7 @@ class Stopped(Exception):
 class IndexScrubber:
     """Repairs what readers report at once, and verifies all segments every so often."""
 
-    def __init__(self, writer: "IndexWriter", every_s: float, log: Log | None, *, look_s: float = LOOK_S) -> None:
+    def __init__(self, writer: "IndexUpdates", every_s: float, log: Log | None, *, look_s: float = LOOK_S) -> None:
         self._writer = writer
         self._every_s = every_s
         self._log = log
@@ -73,7 +73,7 @@ class IndexScrubber:
 
 
 @asynccontextmanager
-async def scrubbing(writer: "IndexWriter", every_s: float, log: Log | None) -> AsyncIterator[None]:
+async def scrubbing(writer: "IndexUpdates", every_s: float, log: Log | None) -> AsyncIterator[None]:
     scrubber = IndexScrubber(writer, every_s, log)
     async with background(scrubber.run()):
         try:

@@ -19,6 +19,7 @@ from anabranch.app.audit_reader import reading_audit_log
 from anabranch.app.erasure import eraser_for
 from anabranch.app.index_scrubber import scrubbing
 from anabranch.app.records import folder_of, has_records, is_unreachable, node_of, open_records
+from anabranch.app.search_index import index_writer
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import SERVER, acting, on_this_machine
@@ -26,8 +27,6 @@ from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError, ConfigurationError, UpstreamError
 from anabranch.domain.shares import Limit
 from anabranch.knowledge.disk import LEAST_FREE, NO_SPACE, is_nearly_full, keep_reserve
-from anabranch.knowledge.index.manifest import Generations
-from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.model import Unprocessable
 from anabranch.knowledge.parse import ParseLimits, Parsers
@@ -60,7 +59,6 @@ async def indexer(
 ) -> AsyncIterator[Indexer]:
     """An indexer for the data folder; the caller holds the folder's lock. `confined` gets the restrictions of the first
     parser process, and `log` what is damaged."""
-    folder, node = folder_of(settings), node_of(settings)
     database = open_records(settings)
     parsers = Parsers(
         ParseLimits(
@@ -79,12 +77,15 @@ async def indexer(
             database.reading(lambda db: documents.check_embedder(db, embedder.name))
             fetch = partial(fetch_document, outbound)
             ingestion = Ingestion(database, embedder, parsers.parse, fetch, chunking.run)
-            writer = IndexWriter(database, Generations(folder / "index", node), embedder.name, log)
-            erase = eraser_for(settings, database, writer).erase_due
-            async with scrubbing(writer, settings.index_verify_interval, log):
-                yield Indexer(
-                    database, ingestion, writer, retention_days=settings.query_log_days, erase=erase, node=_node(node)
-                )
+            with index_writer(settings, database, embedder.name, log) as writer:
+                erase = eraser_for(settings, database, writer).erase_due
+                async with scrubbing(writer, settings.index_verify_interval, log):
+                    yield Indexer(
+                        *(database, ingestion, writer),
+                        retention_days=settings.query_log_days,
+                        erase=erase,
+                        node=_node(node_of(settings)),
+                    )
     finally:
         await parsers.close()
         embedding.close(wait=False)

@@ -128,8 +128,7 @@ class KnowledgeOpener:
 
     async def _opened(self) -> "Knowledge":
         # numpy loads here: a server that only forwards questions never needs it.
-        from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
-        from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415
+        from anabranch.app.search_index import open_index  # noqa: PLC0415
         from anabranch.knowledge.knowledge import Knowledge  # noqa: PLC0415
         from anabranch.knowledge.search import Searcher  # noqa: PLC0415
 
@@ -152,11 +151,11 @@ class KnowledgeOpener:
             first_line = msgspec.json.encode(self._settings) + b"\n"
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             await self._stack.enter_async_context(supervised(folder, INDEXER, first_line, self._died))
-        reader = IndexReader(Generations(folder / "index", node_of(self._settings)), self._damaged)
-        searcher = Searcher(database, reader, embedder, reranker, self._run)
+        index = open_index(self._settings, self._outbound, embedder.name, self._damaged)
+        searcher = Searcher(database, index, embedder, reranker, self._run)
         knowledge = Knowledge(
             database=database,
-            reader=reader,
+            index=index,
             searcher=searcher,
             embedder=embedder,
             erasure_times=times_of(self._settings),

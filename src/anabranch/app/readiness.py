@@ -23,7 +23,7 @@ CHECKED_FOR_S = 1.0
 PATIENCE_S = 3.0
 # A thread of its own: other work must not make a process that can answer look as if it could not.
 THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="readiness")
-NotReady = Literal["disk_full", "records_not_writable", "records_unreachable", "index_damaged"]
+NotReady = Literal["disk_full", "records_not_writable", "records_unreachable", "index_unreachable", "index_damaged"]
 
 
 class Readiness:
@@ -64,6 +64,10 @@ class Readiness:
             return UNREACHABLE if is_unreachable(error) else "records_not_writable"
 
     async def _check_index(self, opened: "Knowledge") -> NotReady | None:
+        try:
+            await opened.check_index()
+        except AnabranchError:
+            return "index_unreachable"
         try:
             async with asyncio.timeout(self._patience_s):
                 return "index_damaged" if await opened.is_index_damaged() else None

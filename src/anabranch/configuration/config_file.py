@@ -62,6 +62,13 @@ DatabaseAddress = Annotated[
         description="a URL that begins with postgresql://, such as postgresql://USER@HOST/NAME",
     ),
 ]
+IndexUrl = Annotated[
+    str,
+    Meta(
+        pattern=r"^https?://([^\s/@]+@)?[^\s/@,]+(,[^\s/@,]+)*(/[a-z0-9][a-z0-9_-]*)?/?$",
+        description="a URL such as https://USER:PASSWORD@HOST:9200/NAME, with a name in lower case",
+    ),
+]
 Subagents = Annotated[
     tuple[Literal["documentation", "row_selection", "action", "voice", "safety", "other"], ...],
     Meta(description="a list of documentation, row_selection, action, voice, safety and other"),

@@ -25,6 +25,7 @@ from anabranch.configuration.config_file import (
     Few,
     Flag,
     Folder,
+    IndexUrl,
     LogLevel,
     Number,
     Origins,
@@ -76,6 +77,8 @@ SECRET = (
     "backup_passphrase",
     "redis_url",
     "database_url",
+    "index_url",
+    "index_api_key",
     "otlp_headers",
 )
 
@@ -163,6 +166,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_api_key: Text | None = None
     model_fallback: Switch = "auto"
     database_url: DatabaseAddress | None = None
+    index_url: IndexUrl | None = None
+    index_api_key: Text | None = None
+    index_shards: Annotated[int, Meta(ge=1, le=1_024, description="a number from 1 to 1,024")] = 1
+    index_replicas: Annotated[int, Meta(ge=0, le=20, description="a number from 0 to 20")] = 1
+    index_timeout: Seconds = 10.0
     redis_url: RedisAddress | None = None
     redis_timeout: Seconds = 0.2
     rate_limit: Number = 20
@@ -277,6 +285,7 @@ NEEDS = {
     "reranker_api_key": "reranker_url",
     "verifier_model": "verifier_url",
     "verifier_api_key": "verifier_url",
+    "index_api_key": "index_url",
     "otlp_headers": "otlp_endpoint",
     "analytics_otlp": "otlp_endpoint",
     "audit_otlp": "otlp_endpoint",
@@ -348,9 +357,10 @@ def secrets_of(settings: Settings) -> Iterator[str]:
         settings.reranker_api_key,
         settings.verifier_api_key,
         settings.backup_passphrase,
+        settings.index_api_key,
     )
     tokens = (endpoint.token for endpoint in (*settings.sources.values(), *settings.models.values()))
-    addresses = f"{settings.redis_url} {settings.database_url}"
+    addresses = f"{settings.redis_url} {settings.database_url} {settings.index_url}"
     passwords = (*PASSWORDS.findall(addresses), *PASSWORD_PARAMETERS.findall(addresses))
     headers = (pair.partition("=")[2] for pair in (settings.otlp_headers or "").split(","))
     for value in (*keys, *tokens, *headers, *passwords):

@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.model import Embedding, Filters, Query, RelevanceCurve, Value
+from anabranch.domain.model import Embedding, Query, RelevanceCurve, Value
 from anabranch.knowledge.chunking import topics
 from anabranch.knowledge.evaluate import DEEP, OPERATOR, Dataset
-from anabranch.knowledge.index.reader import IndexReader
+from anabranch.knowledge.index.contract import Index, in_thread
+from anabranch.knowledge.index.view import View
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Database, Session
-from anabranch.knowledge.search import retrieve
+from anabranch.knowledge.search import asking, retrieve
 from anabranch.text.sentences import sentences
 
 # A score of 0.5 or more for this share of the relevant passages.
@@ -48,7 +49,7 @@ class TopicFit(Value):
 
 async def fit_relevance(
     database: Database,
-    reader: IndexReader,
+    index: Index,
     embedder: Embedder,
     dataset: Dataset,
     progress: Callable[[int, int], None],
@@ -62,8 +63,9 @@ async def fit_relevance(
     rows: list[Floats] = []
     for number, query in enumerate(queries, 1):
         embeddings = await embedder.embed([dataset.queries[query]])
-        read = partial(_rows, reader=reader, text=dataset.queries[query], embeddings=embeddings, relevant=judged[query])
-        rows.append(database.reading(read))
+        deep = Query(text=dataset.queries[query], limit=DEEP, similarity_threshold=0, rerank=False)
+        read = partial(_rows, deep=deep, embeddings=embeddings, relevant=judged[query])
+        rows.append(await index.find(in_thread(database), asking(deep, OPERATOR, embeddings), read))
         progress(number, len(queries))
     found = np.concatenate(rows) if rows else np.empty((0, 3))
     features, labels = found[:, :2], found[:, 2] > 0
@@ -79,11 +81,10 @@ async def fit_relevance(
     )
 
 
-def _rows(db: Session, reader: IndexReader, text: str, embeddings: Sequence[Embedding], relevant: set[str]) -> Floats:
+def _rows(db: Session, view: View, deep: Query, embeddings: Sequence[Embedding], relevant: set[str]) -> Floats:
     """Cosine, share of words, and whether it is relevant, of each passage that a search finds."""
-    view = reader.view(db, Filters(), OPERATOR)
-    asking = Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False)
-    found = retrieve(view, asking, embeddings, RelevanceCurve(near=0, shared=0, bias=0))
+    flat, wanted = RelevanceCurve(near=0, shared=0, bias=0), asking(deep, OPERATOR, embeddings).limit
+    found, _ = retrieve(db, view, deep, embeddings, flat, wanted)
     rows = documents.chunks_by_key(db, OPERATOR, found.keys.tolist())
     labels = [rows[key]["identity"] in relevant for key in found.keys.tolist()]
     return np.column_stack((found.dense, found.shared, np.array(labels, np.float64)))

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from anabranch.domain.explanation import ExplainedPassage, named
 from anabranch.domain.model import Duplicate
-from anabranch.knowledge.index.reader import View
 from anabranch.knowledge.index.segment import products
+from anabranch.knowledge.index.view import View
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import ResultRow, Session
@@ -36,9 +36,7 @@ class DistinctChunks:
     left out, by the id of the selected chunk, and `repeats` has it by its own key; only chunks that the caller may see
     are compared or named."""
 
-    def __init__(self, db: Session, view: View, threshold: float, caller: Caller, source: str | None) -> None:
-        self._db = db
-        self._view = view
+    def __init__(self, threshold: float, caller: Caller, source: str | None) -> None:
         self._threshold = threshold
         self._caller = caller
         self._source = source
@@ -48,7 +46,7 @@ class DistinctChunks:
         self.repeats: dict[int, Repeat] = {}
 
     def first(
-        self, keys: NDArray[np.int64], limit: int, dimensions: int
+        self, db: Session, view: View, keys: NDArray[np.int64], limit: int, dimensions: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The positions of the first distinct chunks among these, at most `limit`, and their vectors."""
         self.copies.clear()
@@ -59,11 +57,11 @@ class DistinctChunks:
         while begin < len(keys) and len(kept) < limit:
             block = list(range(begin, min(len(keys), begin + limit - len(kept))))
             positions = [*kept, *block]
-            added = self._view.vectors(keys[block], dimensions)
+            added = view.vectors(keys[block], dimensions)
             vectors = np.concatenate((vectors, added)) if kept else added
             alike = np.tril(products(vectors[len(kept) :], vectors) > SUSPECT, len(kept) - 1)
             if alike.any():
-                kept = self._distinct(keys, kept, positions, alike)
+                kept = self._distinct(db, keys, kept, positions, alike)
                 vectors = vectors[np.isin(positions, kept)]
             else:
                 kept = positions
@@ -71,11 +69,16 @@ class DistinctChunks:
         return np.array(kept, np.int64), vectors
 
     def _distinct(
-        self, keys: NDArray[np.int64], kept: Sequence[int], positions: Sequence[int], alike: NDArray[np.bool_]
+        self,
+        db: Session,
+        keys: NDArray[np.int64],
+        kept: Sequence[int],
+        positions: Sequence[int],
+        alike: NDArray[np.bool_],
     ) -> list[int]:
         """The positions without copies; `alike` has a row for each one that is not in `kept`, and a column for each."""
         suspects = np.union1d(np.flatnonzero(alike.any(axis=0)), len(kept) + np.flatnonzero(alike.any(axis=1)))
-        rows = self._visible(keys[positions][suspects].tolist())
+        rows = documents.chunks_by_key(db, self._caller, keys[positions][suspects].tolist())
         chosen = dict.fromkeys(kept)
         for position, similar in zip(positions[len(kept) :], alike, strict=True):
             row = rows.get(int(keys[position]))
@@ -84,9 +87,6 @@ class DistinctChunks:
             if row is None or not self._leave_out(row, [one for one in better if one is not None]):
                 chosen[position] = None
         return list(chosen)
-
-    def _visible(self, keys: Sequence[int]) -> dict[int, ResultRow]:
-        return documents.chunks_by_key(self._db, self._caller, keys)
 
     def _leave_out(self, row: ResultRow, better: Sequence[ResultRow]) -> bool:
         """Whether one of the better chunks says the same; it then names this one."""

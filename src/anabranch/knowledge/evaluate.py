@@ -12,12 +12,13 @@ import numpy as np
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.model import Embedding, Filters, Query, RelevanceCurve, Value
-from anabranch.knowledge.index.reader import IndexReader
+from anabranch.domain.model import Embedding, Query, RelevanceCurve, Value
+from anabranch.knowledge.index.contract import Index, in_thread
+from anabranch.knowledge.index.view import View
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Database, Session
-from anabranch.knowledge.search import OVERFETCH, interact, retrieve
+from anabranch.knowledge.search import asking, interact, retrieve
 
 Stage = Literal["bm25", "dense", "hybrid", "rerank"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -66,7 +67,7 @@ def read(folder: Path) -> Dataset:
 
 async def evaluate(
     database: Database,
-    reader: IndexReader,
+    index: Index,
     embedder: Embedder,
     dataset: Dataset,
     stages: Sequence[Stage],
@@ -78,9 +79,9 @@ async def evaluate(
     for number, query in enumerate(queries, 1):
         text = dataset.queries[query]
         embeddings = await embedder.embed([text])
-        ranked = database.reading(
-            partial(_ranked, reader=reader, text=text, embeddings=embeddings, curve=embedder.calibration.relevance)
-        )
+        wide = Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False)
+        rank = partial(_ranked, wide=wide, embeddings=embeddings, curve=embedder.calibration.relevance)
+        ranked = await index.find(in_thread(database), asking(wide, OPERATOR, embeddings), rank)
         for stage in stages:
             found[stage].append(measure(ranked[stage], dataset.judged[query]))
         progress(number, len(queries))
@@ -88,18 +89,19 @@ async def evaluate(
 
 
 def _ranked(
-    db: Session, reader: IndexReader, text: str, embeddings: Sequence[Embedding], curve: RelevanceCurve
+    db: Session, view: View, wide: Query, embeddings: Sequence[Embedding], curve: RelevanceCurve
 ) -> dict[Stage, list[str]]:
     """The ids of the documents as each stage ranks them, each once, at the rank of its best chunk."""
-    view = reader.view(db, Filters(), OPERATOR)
-    wide = retrieve(view, Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False), embeddings, curve)
-    page = retrieve(view, Query(text=text, limit=PAGE, similarity_threshold=0), embeddings, curve)
+    deep = asking(wide, OPERATOR, embeddings).limit
+    hybrid, _ = retrieve(db, view, wide, embeddings, curve, deep)
+    narrow = Query(text=wide.text, limit=PAGE, similarity_threshold=0)
+    page, _ = retrieve(db, view, narrow, embeddings, curve, asking(narrow, OPERATOR, embeddings).limit)
     best = interact(db, page, embeddings[0])
     keys: dict[Stage, list[int]] = {
-        "bm25": view.lexical(text).best(DEEP * OVERFETCH)[0].tolist(),
-        "dense": view.nearest(np.frombuffer(embeddings[0].vector, np.float32), DEEP * OVERFETCH)[0].tolist(),
-        "hybrid": wide.keys.tolist(),
-        "rerank": list(dict.fromkeys((*best.keys.tolist(), *wide.keys.tolist()))),
+        "bm25": view.lexical(wide.text).best(deep)[0].tolist(),
+        "dense": view.nearest(np.frombuffer(embeddings[0].vector, np.float32), deep)[0].tolist(),
+        "hybrid": hybrid.keys.tolist(),
+        "rerank": list(dict.fromkeys((*best.keys.tolist(), *hybrid.keys.tolist()))),
     }
     rows = documents.chunks_by_key(db, OPERATOR, list(chain.from_iterable(keys.values())))
     return {stage: list(dict.fromkeys(rows[key]["identity"] for key in chunks)) for stage, chunks in keys.items()}

@@ -20,7 +20,7 @@ from anabranch.domain.errors import AnabranchError, QuotaReached
 from anabranch.domain.model import Embedding
 from anabranch.domain.shares import Claimant, Limit, claimant
 from anabranch.knowledge.chunking import chunk
-from anabranch.knowledge.index.writer import FOLD_ROWS, FOLD_S, IndexWriter
+from anabranch.knowledge.index.contract import IndexFailed, IndexUpdates
 from anabranch.knowledge.model import (
     FOLLOWS_COLLECTION,
     Chunking,
@@ -54,6 +54,8 @@ URLS_EACH = 8
 URLS = 32
 # More than all batches together: what is chunked, embedded and stored alone takes so many units.
 ALONE = 64
+# Waiting chunks that are indexed at once.
+FOLD_ROWS = 5_000
 IDLE_S = 3.0
 DELETE_EXPIRED_S = 3_600.0
 ERASE_POLL_S = 0.5
@@ -349,7 +351,7 @@ class Indexer:
         self,
         database: Database,
         ingestion: Ingestion,
-        writer: IndexWriter,
+        writer: IndexUpdates,
         *,
         retention_days: int,
         erase: Callable[[], Awaitable[None]] | None = None,
@@ -414,8 +416,9 @@ class Indexer:
         while True:
             passed = await self._database.read(erasures.last_pass)
             if passed > self._erased_pass:
-                await asyncio.to_thread(self._writer.drop_deleted)
-                self._erased_pass = passed
+                with suppress(IndexFailed):
+                    await asyncio.to_thread(self._writer.drop_deleted)
+                    self._erased_pass = passed
             await asyncio.sleep(nodes.BEAT_S)
 
     async def _beat(self, node: Node) -> None:
@@ -492,8 +495,9 @@ class Indexer:
         while True:
             rows, age_s = await asyncio.to_thread(self._writer.unindexed)
             idle_s = 0.0 if self._running else idle_s + POLL_S
-            if rows and (rows >= FOLD_ROWS or age_s >= FOLD_S or idle_s >= IDLE_S):
-                await asyncio.to_thread(self._writer.fold)
+            if rows and (rows >= FOLD_ROWS or age_s >= self._writer.fold_s or idle_s >= IDLE_S):
+                with suppress(IndexFailed):  # it is tried again
+                    await asyncio.to_thread(self._writer.fold)
                 compacted = False
             elif idle_s >= 2 * IDLE_S and not compacted:
                 await asyncio.to_thread(self._writer.compact)

@@ -51,6 +51,8 @@ class CheckRequest(NamedTuple):
     decryption: Decryption = Decryption()
     database: Database | None = None
     node: str = ""
+    # What compares an index that is not in the folder.
+    differences: Callable[[], Sequence[str]] | None = None
 
     def read(self, work: Callable[[Session], T]) -> T:
         """Read the records at one moment."""
@@ -80,7 +82,11 @@ def _counted(db: Session) -> str:
 
 
 def check_index(request: CheckRequest, progress: Progress) -> CheckResult:
-    """The checksums of all segments, and that they hold the chunks of the records with their vectors."""
+    """The checksums of all segments, and that they hold the chunks of the records with their vectors; of an index
+    elsewhere, that it has the chunks of the records."""
+    if request.differences is not None:
+        problems = [f"The index has other chunks than the records: {one}." for one in request.differences()]
+        return CheckResult(name="index", checked="the chunks of each document", problems=tuple(problems))
     generations = Generations(request.folder / "index", request.node)
     try:
         manifest, segments = _opened(generations)

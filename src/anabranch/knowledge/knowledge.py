@@ -18,7 +18,7 @@ from anabranch.knowledge.chunking import effective
 from anabranch.knowledge.collection_counts import CollectionCounts, counts
 from anabranch.knowledge.collection_names import checked_name
 from anabranch.knowledge.index.catalog import Catalog
-from anabranch.knowledge.index.reader import IndexReader
+from anabranch.knowledge.index.contract import Index
 from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
 from anabranch.knowledge.model import (
     Caller,
@@ -72,7 +72,7 @@ class Knowledge:
         self,
         *,
         database: Database,
-        reader: IndexReader,
+        index: Index,
         searcher: Searcher,
         embedder: Embedder,
         default_visibility: DefaultVisibility | None = None,
@@ -81,7 +81,7 @@ class Knowledge:
     ) -> None:
         self._default_visibility = default_visibility
         self._database = database
-        self._reader = reader
+        self._index = index
         self._searcher = searcher
         self._embedder = embedder
         self._erasure_times = erasure_times
@@ -427,9 +427,13 @@ class Knowledge:
 
     async def is_index_damaged(self) -> bool:
         """Whether a part of the index, or its manifest, is damaged and not rebuilt yet."""
-        if self._reader.is_partial:
+        if self._index.is_partial:
             await self.adopt_index()  # it may have been rebuilt since the last search
-        return self._reader.is_partial or await self._database.read(self._reader.is_reported_damaged)
+        return self._index.is_partial or await self._database.read(self._index.is_reported_damaged)
+
+    async def check_index(self) -> None:
+        """Raise IndexFailed if the index cannot be searched now."""
+        await self._index.check_reachable()
 
     def check_writable(self) -> None:
         """Raise StoreFailed if the records cannot be written now."""
@@ -602,7 +606,7 @@ class Knowledge:
 
     async def _with_catalog(self, work: Callable[[Session, Catalog], T]) -> T:
         """Read the catalog and the records in one snapshot."""
-        return await self._database.read(lambda db: self._reader.with_catalog(db, work))
+        return await self._database.read(lambda db: self._index.with_catalog(db, work))
 
     def close(self) -> None:
         self._database.close()

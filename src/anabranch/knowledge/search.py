@@ -1,8 +1,9 @@
 """Hybrid search in collections: candidates of both indexes, reranking, and diversity."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,12 +15,15 @@ from anabranch.domain.explanation import ExplainedPassage, Notes
 from anabranch.domain.model import Duplicate, Embedding, Passage, Place, Query, RelevanceCurve, Scores
 from anabranch.knowledge.completing import MOST, completed
 from anabranch.knowledge.distinct_chunks import DistinctChunks
-from anabranch.knowledge.index.reader import IndexReader, Lexical, View
+from anabranch.knowledge.index.contract import Index, Wanted
 from anabranch.knowledge.index.segment import products
+from anabranch.knowledge.index.view import Lexical, View
 from anabranch.knowledge.mmr import Floats, mmr
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents, embeddings
 from anabranch.knowledge.records.database import Database, ResultRow, Session
+
+T = TypeVar("T")
 
 # Weights, tuned on Cranfield and Medline (docs/search.md).
 DENSE = 1.0
@@ -133,14 +137,14 @@ class Searcher:
     def __init__(
         self,
         database: Database,
-        reader: IndexReader,
+        index: Index,
         embedder: Embedder,
         reranker: Reranker | None,
         run: RunInThread = asyncio.to_thread,
     ) -> None:
         self._run = run
         self._database = database
-        self._reader = reader
+        self._index = index
         self._embedder = embedder
         self._reranker = reranker
 
@@ -150,9 +154,7 @@ class Searcher:
         query = msgspec.structs.replace(query, text=query.text[:MAX_TEXT])
         texts = [query.text, *query.variants, *([query.hypothetical] if query.hypothetical else [])]
         embedded = await self._embedder.embed(texts)
-        found = await self._run(
-            self._database.reading, lambda db: self._candidates(db, query, caller, embedded, source)
-        )
+        found = await self._found(query, caller, embedded, source)
         if query.rerank and self._reranker is not None and found.passages:
             try:
                 found = await self._reranked(query, found)
@@ -169,6 +171,27 @@ class Searcher:
             note_ends(found.notes, passages, query, is_varied=found.vectors is not None)
         return SearchHits(relevant[: query.limit], found.seen, notes=found.notes, partial=found.partial)
 
+    async def _found(
+        self, query: Query, caller: Caller, embedded: Sequence[Embedding], source: str | None
+    ) -> SearchHits:
+        """The passages to return, or those that the reranking model orders. If near-duplicates leave too few, longer
+        lists are read."""
+        distinct = None
+        if query.near_duplicates is not None:
+            distinct = DistinctChunks(query.near_duplicates, caller, source)
+        search = partial(self._candidates, query=query, caller=caller, embedded=embedded, source=source)
+        wanted = asking(query, caller, embedded)
+        while True:
+            is_last = distinct is None or wanted.limit >= MOST_WANTED
+            work = partial(search, wanted=wanted.limit, distinct=distinct, is_last=is_last)
+            found = await self._index.find(self._reading, wanted, work)
+            if found is not None:
+                return found
+            wanted = wanted._replace(limit=min(WIDEN * wanted.limit, MOST_WANTED))
+
+    def _reading(self, work: Callable[[Session], T]) -> Awaitable[T]:
+        return self._run(self._database.reading, work)
+
     async def _reranked(self, query: Query, found: SearchHits) -> SearchHits:
         """The passages in the order of the reranking model."""
         assert self._reranker is not None
@@ -182,16 +205,25 @@ class Searcher:
         return SearchHits(in_order([scored[at] for at in order]), found.seen, vectors, found.notes, found.partial)
 
     def _candidates(
-        self, db: Session, query: Query, caller: Caller, embedded: Sequence[Embedding], source: str | None
-    ) -> SearchHits:
-        """The passages to return, or those that the reranking model orders."""
+        self,
+        db: Session,
+        view: View,
+        *,
+        query: Query,
+        caller: Caller,
+        embedded: Sequence[Embedding],
+        source: str | None,
+        wanted: int,
+        distinct: DistinctChunks | None,
+        is_last: bool,
+    ) -> SearchHits | None:
+        """The passages of lists of this length; None if they are too few, and longer lists would have more."""
         documents.check_embedder(db, self._embedder.name)  # `index rebuild` may have changed it
-        view = self._reader.view(db, query.filters, caller)
         notes = Notes() if query.explain else None
-        distinct = None
-        if query.near_duplicates is not None:
-            distinct = DistinctChunks(db, view, query.near_duplicates, caller, source)
-        found = retrieve(view, query, embedded, self._embedder.calibration.relevance, distinct)
+        curve = self._embedder.calibration.relevance
+        found, has_more = retrieve(db, view, query, embedded, curve, wanted, distinct)
+        if has_more and len(found.keys) < query.limit and not is_last:
+            return None
         if query.rerank and len(found.keys):
             found = interact(db, found, embedded[0])
         vectors = order = None
@@ -212,36 +244,40 @@ class Searcher:
         return SearchHits(passages, "" if view.partial else view.seen, vectors, notes, view.partial)
 
 
+def asking(query: Query, caller: Caller, embedded: Sequence[Embedding]) -> Wanted:
+    """What a query wants of the index."""
+    texts, limit = (query.text, *query.variants), max(query.limit * OVERFETCH, POOL)
+    return Wanted(query.filters, caller, texts, embedded, limit)
+
+
 def retrieve(
+    db: Session,
     view: View,
     query: Query,
     embedded: Sequence[Embedding],
     curve: RelevanceCurve,
+    wanted: int,
     distinct: DistinctChunks | None = None,
-) -> Candidates:
-    """The best chunks of the dense and the BM25 list, fused by reciprocal rank, with all scores; with `distinct`, only
-    those that it selects."""
+) -> tuple[Candidates, bool]:
+    """The best chunks of the dense and the BM25 list, each of so many, fused by reciprocal rank, with all scores; with
+    `distinct`, only those that it selects. And whether longer lists would have more."""
     vectors = [np.frombuffer(embedding.vector, np.float32) for embedding in embedded]
     lexical = [view.lexical(text) for text in (query.text, *query.variants)]
     # Reranking and MMR choose among more candidates; others may have been deleted since they were indexed.
     choosing = query.rerank or query.diversity is not None
     size = max(POOL, query.limit) if choosing else SPARE * query.limit
-    wanted = max(query.limit * OVERFETCH, POOL)
-    while True:
-        ranked, fused, more = _fused(view, vectors, lexical, wanted)
-        if distinct is None:
-            best, stored = np.arange(len(ranked))[:size], view.vectors(ranked[:size], len(vectors[0]))
-            break
-        best, stored = distinct.first(ranked, size, len(vectors[0]))
-        if len(best) >= query.limit or not more or wanted >= MOST_WANTED:
-            break
-        wanted = min(WIDEN * wanted, MOST_WANTED)
+    ranked, fused, has_more = _fused(view, vectors, lexical, wanted)
+    if distinct is None:
+        best, stored = np.arange(len(ranked))[:size], view.vectors(ranked[:size], len(vectors[0]))
+    else:
+        best, stored = distinct.first(db, view, ranked, size, len(vectors[0]))
     found = _with_scores(ranked[best], stored, fused[best], vectors, lexical, curve)
     if not query.explain or distinct is None or not distinct.repeats:
-        return found
+        return found, has_more
     again = np.flatnonzero(np.isin(ranked, list(distinct.repeats)))
     stored = view.vectors(ranked[again], len(vectors[0]))
-    return found._replace(repeats=_with_scores(ranked[again], stored, fused[again], vectors, lexical, curve))
+    repeats = _with_scores(ranked[again], stored, fused[again], vectors, lexical, curve)
+    return found._replace(repeats=repeats), has_more
 
 
 def _with_scores(

@@ -32,7 +32,13 @@ LABELS = {
 }
 CONFIGURED, CHANGED = "configured", "changed"
 # The command's own settings: nothing of an evaluation is kept where a server would read it.
-OWN: Mapping[str, Any] = {"log_level": "ERROR", "recordings_dir": None, "redis_url": None, "database_url": None}
+OWN: Mapping[str, Any] = {
+    "log_level": "ERROR",
+    "recordings_dir": None,
+    "redis_url": None,
+    "database_url": None,
+    "index_url": None,
+}
 FIXED = ("data_dir", *OWN)
 # If so many questions fail and none was answered, the rest is not asked.
 HOPELESS = 3

@@ -12,7 +12,7 @@ from anabranch.app.records import folder_of
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import AnabranchError, Conflict
 from anabranch.entrypoints.cli.options import json_option, settings_option, yes_option
-from anabranch.entrypoints.cli.resources import alone, index_of, read, records, require_records, run
+from anabranch.entrypoints.cli.resources import alone, read, records, require_records, run
 from anabranch.entrypoints.cli.terminal import (
     confirm_deletion,
     counted,
@@ -89,10 +89,10 @@ def _followed(settings: Settings, erasure: Erasure, until: Callable[[Erasure], b
 
 
 async def _run_pass(settings: Settings, database: Database) -> None:
-    from anabranch.knowledge.index.writer import IndexWriter  # noqa: PLC0415  numpy loads only where it is needed
+    from anabranch.app.search_index import index_writer  # noqa: PLC0415  numpy loads only where it is needed
 
-    with suppress(Conflict), alone(folder_of(settings)):
-        writer = IndexWriter(database, index_of(settings), settings.embedding_model or LocalEmbedder.name)
+    embedder = settings.embedding_model or LocalEmbedder.name
+    with suppress(Conflict), alone(folder_of(settings)), index_writer(settings, database, embedder) as writer:
         await eraser_for(settings, database, writer).erase_due()
 
 

@@ -56,7 +56,9 @@ def calibration(dataset: Path, as_json: bool, settings: Settings) -> None:
     require_model(settings)
     test = read(dataset)
     with tempfile.TemporaryDirectory(prefix="anabranch-eval-") as folder:
-        temporary = msgspec.structs.replace(settings, data_dir=folder, database_url=None, log_level="ERROR")
+        temporary = msgspec.structs.replace(
+            settings, data_dir=folder, database_url=None, index_url=None, log_level="ERROR"
+        )
         relevance, topics = asyncio.run(_calibrate(temporary, test))
     if as_json:
         print_json({"dataset": test.name, "relevance": relevance, "topics": topics})
@@ -129,7 +131,9 @@ def retrieval(
             into.mkdir(parents=True, exist_ok=True)
     cut = msgspec.structs.replace(Chunking(), **chunking_given(chunking, chunk_size, overlap))
     with tempfile.TemporaryDirectory(prefix="anabranch-eval-") as folder:
-        temporary = msgspec.structs.replace(settings, data_dir=folder, database_url=None, log_level="ERROR")
+        temporary = msgspec.structs.replace(
+            settings, data_dir=folder, database_url=None, index_url=None, log_level="ERROR"
+        )
         results = asyncio.run(_evaluate(temporary, test, [stage for stage in STAGES if stage in named], cut))
     if into is not None:
         cut = results["chunking"]

@@ -1,6 +1,7 @@
 """`anabranch index`: show the state of the search index, and rebuild it."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from anabranch.entrypoints.cli.resources import (
     require_records,
 )
 from anabranch.entrypoints.cli.terminal import counted, moment, notes, print_fields, print_result, progress, size
-from anabranch.knowledge.records import documents, jobs
+from anabranch.knowledge.records import documents, index_position, jobs
+from anabranch.knowledge.records.database import Database, Session
 from anabranch.knowledge.records.sqlite import NAME
 
 # By whether an indexer runs.
@@ -53,6 +55,7 @@ def show(as_json: bool, settings: Settings) -> None:
         ("waiting", counted(found["waiting_documents"], "document")),
         ("embedder", f"{found['embedder']} ({found['dimensions']} numbers)" if found["embedder"] else "none yet"),
         ("generation", f"{found['generation']}, {behind}{built}"),
+        *_opensearch(found["opensearch"]),
         *(
             ("" if at else "segments", f"{part['name']}: {counted(part['chunks'], 'chunk')}, {size(part['bytes'])}")
             for at, part in enumerate(found["segments"])
@@ -91,19 +94,22 @@ def rebuild(embed: bool, as_json: bool, settings: Settings) -> None:
 
 async def _rebuild(settings: Settings, *, embed: bool) -> int:
     """How many chunks were embedded again."""
-    from anabranch.knowledge.index.writer import IndexWriter, reembed  # noqa: PLC0415  numpy loads only where it is needed
+    from anabranch.app.search_index import drop_index, index_writer  # noqa: PLC0415  numpy loads only where it is needed
+    from anabranch.knowledge.index.writer import reembed  # noqa: PLC0415
 
     embedded = 0
-    generations = index_of(settings)
     with records(settings) as database:
         async with embedding(settings, threads=settings.embedding_threads) as embedder:
             known = database.reading(documents.embedder)
             if known is not None and (embed or known[0] != embedder.name):
                 notes().print(f"Embedding with {embedder.name} instead of {known[0]}.")
                 with progress("Embedding", unit="chunks") as advance:
-                    embedded = await reembed(database, embedder, generations, advance)
-            with progress("Building the index"):
-                await asyncio.to_thread(IndexWriter(database, generations, embedder.name).rebuild)
+                    embedded = await reembed(database, embedder, partial(drop_index, settings), advance)
+            with (
+                index_writer(settings, database, embedder.name) as writer,
+                progress("Building the index", unit="chunks") as advance,
+            ):
+                await asyncio.to_thread(writer.rebuild, advance)
     return embedded
 
 
@@ -111,12 +117,10 @@ def _status(settings: Settings) -> dict[str, Any]:
     """The state of the index as `--json` prints it. `behind_chunks` are in the records and not yet in a segment:
     searches find them, but more slowly."""
     folder = folder_of(settings)
-    generations = index_of(settings)
-    manifest = generations.current()
     with records(settings) as database:
         document_count, chunk_count = database.reading(documents.counts)
         known = database.reading(documents.embedder)
-        behind, _ = database.reading(lambda db: documents.unindexed(db, manifest.last_chunk))
+        index = _segments(settings, database) if settings.index_url is None else _elsewhere(database)
         waiting = database.reading(jobs.waiting)
         in_database = database.reading(lambda db: db.size()) if settings.database_url is not None else 0
     in_files = sum(file.stat().st_size for file in folder.glob(f"{NAME}*") if file.name in RECORDS)
@@ -126,15 +130,52 @@ def _status(settings: Settings) -> dict[str, Any]:
         "chunks": chunk_count,
         "embedder": known[0] if known else None,
         "dimensions": known[1] if known else None,
-        "generation": manifest.number,
-        "built_at": moment(manifest.built_at) if manifest.built_at else None,
-        "segments": [_segment(generations.path(name)) for name in manifest.segments],
-        "behind_chunks": behind,
+        **index,
         "waiting_documents": waiting,
         "records_bytes": in_database or in_files,
         "index_bytes": sum(file.stat().st_size for file in (folder / "index").rglob("*") if file.is_file()),
         "indexer_running": is_indexed(folder),
     }
+
+
+def _opensearch(found: dict[str, str | None] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    building = f", {found['building']} is being built" if found["building"] else ""
+    return [("opensearch", f"{found['index'] or 'no index yet'}{building}")]
+
+
+def _segments(settings: Settings, database: Database) -> dict[str, Any]:
+    generations = index_of(settings)
+    manifest = generations.current()
+    behind, _ = database.reading(lambda db: documents.unindexed(db, manifest.last_chunk))
+    return {
+        "opensearch": None,
+        "generation": manifest.number,
+        "built_at": moment(manifest.built_at) if manifest.built_at else None,
+        "segments": [_segment(generations.path(name)) for name in manifest.segments],
+        "behind_chunks": behind,
+    }
+
+
+def _elsewhere(database: Database) -> dict[str, Any]:
+    """Of an index in OpenSearch, the records say what it holds; the generation is its last change."""
+
+    def read(db: Session) -> dict[str, Any]:
+        current, building = index_position.current(db), index_position.building(db)
+        seq = 0 if current is None else current.seq
+        return {
+            "opensearch": {
+                "index": None if current is None else current.name,
+                "building": None if building is None else building.name,
+            },
+            "generation": seq,
+            "built_at": None,
+            "segments": [],
+            "behind_chunks": documents.changed_chunks(db, seq),
+        }
+
+    return database.reading(read)
 
 
 def _segment(folder: Path) -> dict[str, Any]:

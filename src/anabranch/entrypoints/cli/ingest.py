@@ -36,7 +36,7 @@ from anabranch.entrypoints.cli.options import (
     permissions_given,
     settings_option,
 )
-from anabranch.entrypoints.cli.resources import OPERATOR, alone, index_of, knowledge, records, require_model
+from anabranch.entrypoints.cli.resources import OPERATOR, alone, knowledge, records, require_model
 from anabranch.entrypoints.cli.terminal import counted, flat, notes, output, print_json, progress
 from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Chunking, Collection, NewDocument
@@ -522,10 +522,15 @@ class IngestRun:
 
 def _update_index(settings: Settings) -> None:
     """Index everything now, so that the next search starts quickly, unless another process runs an indexer."""
-    from anabranch.knowledge.index.writer import IndexWriter  # noqa: PLC0415  numpy loads only where it is needed
+    from anabranch.app.search_index import index_writer  # noqa: PLC0415  numpy loads only where it is needed
 
-    with suppress(Conflict), alone(folder_of(settings)), records(settings) as database:
-        writer = IndexWriter(database, index_of(settings), settings.embedding_model or LocalEmbedder.name)
+    embedder = settings.embedding_model or LocalEmbedder.name
+    with (
+        suppress(Conflict),
+        alone(folder_of(settings)),
+        records(settings) as database,
+        index_writer(settings, database, embedder) as writer,
+    ):
         if writer.unindexed()[0]:
             with progress("Updating the index"):
                 writer.fold()

@@ -45,6 +45,7 @@ def command(
     BACKUPS are files, or folders of them, besides those that were made of these records. It also works while a server
     runs. It says what of the confinement of parsers could not be applied. The exit status is 1 if there is a problem.
     """
+    from anabranch.app.search_index import index_differences  # noqa: PLC0415
     from anabranch.knowledge.integrity import CHECKS, CheckRequest, run  # noqa: PLC0415  numpy loads only where it is needed
 
     require_records(settings)
@@ -60,6 +61,9 @@ def command(
     with ExitStack() as leaving:
         if request.database is not None:
             leaving.callback(request.database.close)
+        if settings.index_url is not None:
+            differences = leaving.enter_context(index_differences(settings))
+            request = request._replace(differences=differences)
         for check in CHECKS:
             with progress(f"Verifying the {check.name}") as advance:
                 results.append(run(check, request, advance))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from anabranch.domain.model import Filters
 from anabranch.knowledge.collection_names import only
-from anabranch.knowledge.index.permission_classes import CollectionReaders, PermissionClasses
+from anabranch.knowledge.index.permission_classes import CollectionReaders, PermissionClasses, names_of
 from anabranch.knowledge.index.segment import Mask
 from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import attributes, changes, collections, documents
@@ -72,9 +72,10 @@ class HeldTotals:
 
 
 class Catalog:
-    """Arrays indexed by document key, and the document of each chunk key. They only grow."""
+    """Arrays indexed by document key and, `with_chunks`, the document of each chunk key. They only grow."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_chunks: bool = True) -> None:
+        self._with_chunks = with_chunks
         self.seq = -1
         # When the last change was made: records that were restored, or whose last changes a failover has lost, have
         # another one of its number.
@@ -163,7 +164,7 @@ class Catalog:
             )
             self._table[key] = stored
             self._held.count(stored, 1)
-            if count:
+            if count and self._with_chunks:
                 self._chunks = grown(self._chunks, first + count - 1)
                 self._chunks[first : first + count] = key
 
@@ -174,26 +175,42 @@ class Catalog:
 
     def permitted(self, caller: Caller) -> Mask:
         """A mask of the documents that exist and that the caller may see."""
-        allowed = self.permitted_classes(caller)
-        alive = self._table["alive"].copy()
-        if caller.rights.collections is not None:
-            alive &= np.isin(self._table["collection"], caller.rights.collections)
-        return alive if allowed.all() else alive & allowed[self._table["permissions"]]
+        return self._matching(self._table, Filters(), caller)
 
     def permitted_classes(self, caller: Caller) -> Mask:
         return self._classes.permitted(caller, self._readers.permitting(caller))
 
     def mask(self, db: Session, filters: Filters, caller: Caller) -> Mask:
         """A mask of the documents that the caller may see and that match the filters."""
-        mask = self.permitted(caller)
+        mask = self._matching(self._table, filters, caller)
+        for name, value in attributes_of(filters):
+            mask &= self.with_attribute(db, name, value)
+        return mask
+
+    def mask_of(self, db: Session, filters: Filters, caller: Caller, keys: NDArray[np.int64]) -> Mask:
+        """The same of these documents, without a look at the others."""
+        known = keys < len(self._table)
+        if not known.any():
+            return known
+        mask = self._matching(self._table[np.where(known, keys, 0)], filters, caller) & known
+        for name, value in attributes_of(filters) if mask.any() else ():
+            mask &= np.isin(keys, attributes.documents_with(db, name, value, keys[mask].tolist()))
+        return mask
+
+    def _matching(self, table: NDArray[Any], filters: Filters, caller: Caller) -> Mask:
+        """A mask of the rows that the caller may see and that match the filters, but for their attributes."""
+        mask = np.array(table["alive"], np.bool_)
+        allowed = self.permitted_classes(caller)
+        if not allowed.all():
+            mask &= allowed[table["permissions"]]
+        if caller.rights.collections is not None:
+            mask &= np.isin(table["collection"], caller.rights.collections)
         if filters.collections is not None:
-            mask &= np.isin(self._table["collection"], [one.key for one in self.chosen(filters, caller)])
+            mask &= np.isin(table["collection"], [one.key for one in self.chosen(filters, caller)])
         if filters.start is not None:
-            mask &= self._table["day"] >= date.fromisoformat(filters.start).toordinal()
+            mask &= table["day"] >= date.fromisoformat(filters.start).toordinal()
         if filters.end is not None:
-            mask &= self._table["day"] <= date.fromisoformat(filters.end).toordinal()
-        for name, value in (*filters.metadata.items(), *(("tags", tag) for tag in filters.tags)):
-            mask &= self.with_attribute(db, name, attributes.comparable(value))
+            mask &= table["day"] <= date.fromisoformat(filters.end).toordinal()
         return mask
 
     def chosen(self, filters: Filters, caller: Caller) -> list[Collection]:
@@ -225,6 +242,15 @@ class Catalog:
         ]
         return hashlib.blake2b(msgspec.json.encode((filters, held)), digest_size=16).hexdigest()
 
+    def readers(self, caller: Caller) -> Sequence[str]:
+        """What the caller is among the readers of documents."""
+        return list(names_of(caller, self._readers.permitting(caller)))
+
+    def chunk_count(self, keys: Sequence[int]) -> int:
+        """How many chunks these documents have."""
+        rows = self._table[[key for key in keys if key < len(self._table)]]
+        return int(rows["chunks"][rows["alive"]].sum())
+
     def totals(self, key: int, caller: Caller) -> Totals:
         """How much of a collection the caller may see."""
         allowed = self.permitted_classes(caller)
@@ -244,6 +270,12 @@ class Catalog:
             if len(self._attributes) > MAX_CACHED_FILTERS:
                 self._attributes.popitem(last=False)
         return mask
+
+
+def attributes_of(filters: Filters) -> list[tuple[str, str]]:
+    """What filters want of the attributes of documents: names and values."""
+    wanted = (*filters.metadata.items(), *(("tags", tag) for tag in filters.tags))
+    return [(name, attributes.comparable(value)) for name, value in wanted]
 
 
 def grown(array: NDArray[Any], index: int) -> NDArray[Any]:

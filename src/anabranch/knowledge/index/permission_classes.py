@@ -45,10 +45,7 @@ class PermissionClasses:
         if found is None:
             found = self._numbers[one] = len(self._numbers)
             self._digests.append(blake2b(msgspec.json.encode(one), digest_size=16).digest())
-            readers = _readers(owner, permissions)
-            if one.followed:
-                readers.add(f"{COLLECTION_ADDRESS}{one.followed}")
-            for reader in readers:
+            for reader in readers_of(owner, permissions, one.followed):
                 self._of.setdefault(reader, []).append(found)
         return found
 
@@ -57,7 +54,7 @@ class PermissionClasses:
         if caller.operator:  # faster than to look them up
             return np.ones(len(self), np.bool_)
         mask = np.zeros(len(self), np.bool_)
-        for reader in (*_names(caller), *(f"{COLLECTION_ADDRESS}{key}" for key in followed)):
+        for reader in names_of(caller, followed):
             mask[self._of.get(reader, [])] = True
         return mask
 
@@ -89,35 +86,38 @@ class CollectionReaders:
         self._of: dict[str, list[int]] = {}
 
     def add(self, one: Collection) -> None:
-        for reader in _readers(one.owner, one.settings.default_permissions):
+        for reader in readers_of(one.owner, one.settings.default_permissions):
             self._of.setdefault(reader, []).append(one.key)
 
     def remove(self, one: Collection) -> None:
-        for reader in _readers(one.owner, one.settings.default_permissions):
+        for reader in readers_of(one.owner, one.settings.default_permissions):
             keys = self._of[reader]
             keys.remove(one.key)
             if not keys:
                 del self._of[reader]
 
     def permitting(self, caller: Caller) -> set[int]:
-        return {key for reader in _names(caller) for key in self._of.get(reader, ())}
+        return {key for reader in names_of(caller) for key in self._of.get(reader, ())}
 
 
-def _readers(owner: str, permissions: Permissions) -> set[str]:
-    """Whom permissions permit, as `Permissions.permits` does."""
+def readers_of(owner: str, permissions: Permissions, collection: int = 0) -> set[str]:
+    """Whom permissions permit, as `Permissions.permits` does; of what follows a collection, those of the collection."""
     readers = {OPERATOR, USER + owner}
     if permissions.visibility == "public":
         readers.add(EVERYBODY)
     elif permissions.visibility == "restricted":
         readers.update(permissions.granted)
+    elif permissions.visibility == "collection" and collection:
+        readers.add(f"{COLLECTION_ADDRESS}{collection}")
     return readers
 
 
-def _names(caller: Caller) -> Iterator[str]:
-    """What a caller is among readers."""
+def names_of(caller: Caller, followed: Iterable[int] = ()) -> Iterator[str]:
+    """What a caller is among readers, if these collections permit it."""
     yield EVERYBODY
     if caller.operator:
         yield OPERATOR
     if caller.user is not None:
         yield USER + caller.user
     yield from (GROUP + group for group in caller.groups)
+    yield from (f"{COLLECTION_ADDRESS}{key}" for key in followed)

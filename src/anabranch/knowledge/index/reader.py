@@ -1,6 +1,5 @@
 """Reads the index: search over all segments, and over what is not in one yet."""
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar, get_args
@@ -11,8 +10,10 @@ from numpy.typing import NDArray
 
 from anabranch.domain.model import ChunkType, Filters
 from anabranch.knowledge.index.catalog import Catalog, grown
+from anabranch.knowledge.index.contract import SnapshotReader, Wanted
 from anabranch.knowledge.index.manifest import CURRENT, Generations, IndexManifest, SegmentDamaged
-from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
+from anabranch.knowledge.index.segment import Mask, Segment
+from anabranch.knowledge.index.view import View
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import changes, documents, embeddings
 from anabranch.knowledge.records.database import ResultRow, Session, StaleSnapshot
@@ -60,71 +61,6 @@ class ReadSegment(NamedTuple):
     documents: NDArray[np.int32]
 
 
-class View(NamedTuple):
-    """What one search covers: each segment with the mask of its permitted rows (None permits all). `seen` hashes the
-    permitted documents. `partial`: a part of the index is damaged, and its chunks are not covered."""
-
-    parts: tuple[tuple[Segment, Mask | None], ...]
-    rows: int
-    average: float
-    seen: str = ""
-    partial: bool = False
-
-    def nearest(self, query: NDArray[np.float32], limit: int) -> Hits:
-        """The chunks nearest to a vector: keys and scores."""
-        return _merged([(part, part.nearest(query, limit, mask)) for part, mask in self.parts], limit)
-
-    def lexical(self, text: str) -> "Lexical":
-        """The BM25 scores of every permitted chunk."""
-        weights = self.weights(text)
-        scored = tuple((part, part.matching(weights, self.average, mask)) for part, mask in self.parts)
-        return Lexical(scored, weights)
-
-    def vectors(self, keys: NDArray[np.int64], dimensions: int) -> NDArray[np.float32]:
-        """The vectors of chunks, by key, in the order of the keys."""
-        found = np.empty((len(keys), dimensions), np.float32)
-        for part, _ in self.parts:
-            at, rows = _places(part, keys)
-            found[at] = part.vectors[rows]
-        return found
-
-    def weights(self, text: str) -> list[tuple[int, float]]:
-        """The text's terms with their inverse document frequency, counted over permitted chunks only, so that scores
-        disclose nothing about the others."""
-        counted = {
-            term: sum(part.row_count(term, mask) for part, mask in self.parts) for term in dict.fromkeys(terms(text))
-        }
-        return [(term, math.log(1 + (self.rows - count + 0.5) / (count + 0.5))) for term, count in counted.items()]
-
-
-class Lexical(NamedTuple):
-    """The BM25 scores of a text in each segment."""
-
-    parts: tuple[tuple[Segment, Scored], ...]
-    weights: list[tuple[int, float]]
-
-    def shares(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The share of the text's terms that each chunk contains, weighted by rarity, from 0 to 1."""
-        found = np.zeros(len(keys), np.float32)
-        for part, _ in self.parts:
-            at, rows = _places(part, keys)
-            for term, weight in self.weights if len(at) else ():
-                found[at[part.contains(term, rows)]] += weight
-        return found / np.float32(sum(weight for _, weight in self.weights) or 1.0)
-
-    def best(self, limit: int) -> Hits:
-        """The chunks with the highest scores: keys and scores."""
-        return _merged([(part, scored.best(limit)) for part, scored in self.parts], limit)
-
-    def at(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The scores of given chunks; 0 where no term matches."""
-        found = np.zeros(len(keys), np.float32)
-        for part, scored in self.parts:
-            at, rows = _places(part, keys)
-            found[at] = scored.scores[rows]
-        return found
-
-
 class IndexReader:
     """Shared by all threads of a process. `view` and `with_catalog` refresh it under a lock, and raise StaleSnapshot
     if the connection's snapshot is too old. `damaged` gets the name of each damaged segment when it is opened, or of
@@ -145,6 +81,9 @@ class IndexReader:
         self.manifest = IndexManifest()
         self.catalog = Catalog()
 
+    async def find(self, reading: SnapshotReader, wanted: Wanted, work: Callable[[Session, View], T]) -> T:
+        return await reading(lambda db: work(db, self.view(db, wanted.filters, wanted.caller)))
+
     def view(self, db: Session, filters: Filters, caller: Caller) -> View:
         """A view of what the caller may find in the connection's snapshot."""
         if filters.chunk_types:  # before the lock: the first time it reads all chunks
@@ -164,18 +103,17 @@ class IndexReader:
     def _viewed(self, db: Session, filters: Filters, caller: Caller, chunks: Mask | None) -> View:
         """A view of the documents that match; of their chunks in the mask, if there is one."""
         mask = self.catalog.mask(db, filters, caller)
-        parts = tuple(
-            (part.segment, _narrowed(mask, part, chunks)) for part in (*self._segments.values(), *self._delta)
-        )
-        rows = sum(len(segment) if chosen is None else int(chosen.sum()) for segment, chosen in parts)
-        words = sum(segment.count_words(chosen) for segment, chosen in parts)
-        average = words / rows if words else 1.0
-        return View(parts, rows, average, self.catalog.seen(filters, caller), self.is_partial)
+        segments = (*self._segments.values(), *self._delta)
+        parts = tuple((part.segment, _narrowed(mask, part, chunks)) for part in segments)
+        return View.of(parts, seen=self.catalog.seen(filters, caller), partial=self.is_partial)
 
     @property
     def is_partial(self) -> bool:
         """Whether a part of the index is damaged, as of the last refresh."""
         return len(self._segments) < len(self.manifest.segments)
+
+    async def check_reachable(self) -> None:
+        """It is in the data folder."""
 
     def is_reported_damaged(self, db: Session) -> bool:
         """Whether the manifest is damaged, lost or of other records, or says that a segment is damaged."""
@@ -286,13 +224,16 @@ def is_foreign(db: Session, manifest: IndexManifest) -> bool:
 
 def load(db: Session, keys: Sequence[int]) -> Segment:
     """A segment in memory of the chunks of some documents."""
-    rows = documents.indexable_chunks(db, keys)
+    return built(documents.indexable_chunks(db, keys))
+
+
+def built(rows: Sequence[ResultRow]) -> Segment:
     vectors = np.frombuffer(b"".join(row["vector"] for row in rows), np.float32)
     vectors = vectors.reshape(len(rows), -1) if rows else vectors.reshape(0, 0)
-    return Segment.build([row["key"] for row in rows], vectors, [_terms_of(row) for row in rows])
+    return Segment.build([row["key"] for row in rows], vectors, [terms_of(row) for row in rows])
 
 
-def _terms_of(row: ResultRow) -> list[int]:
+def terms_of(row: ResultRow) -> list[int]:
     """The terms of a chunk: its text, its document's title, and the headings above it."""
     above = [row["title"], *msgspec.json.decode(row["headers"])]
     return terms(" \n".join([*(line for line in above if line not in row["text"]), row["text"]]))
@@ -306,19 +247,3 @@ def _narrowed(mask: Mask, part: ReadSegment, chunks: Mask | None) -> Mask | None
         chosen = chosen & known
         chosen[chosen] = chunks[part.segment.keys[chosen]]
     return None if chosen.all() else chosen
-
-
-def _places(segment: Segment, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The positions of the keys that a segment contains, and their rows."""
-    rows = segment.keys.searchsorted(keys)
-    rows[rows == len(segment)] = 0
-    at = np.flatnonzero(segment.keys[rows] == keys) if len(segment) else np.empty(0, np.int64)
-    return at, rows[at]
-
-
-def _merged(found: Sequence[tuple[Segment, Hits]], limit: int) -> Hits:
-    """The best chunks of all segments: keys and scores."""
-    if not found:
-        return np.empty(0, np.int64), np.empty(0, np.float32)
-    keys = np.concatenate([segment.keys[rows] for segment, (rows, _) in found])
-    return top(keys, np.concatenate([scores for _, (_, scores) in found]), limit)

@@ -26,7 +26,6 @@ from anabranch.telemetry.log import Log
 
 T = TypeVar("T")
 
-FOLD_ROWS = 5_000
 FOLD_S = 60.0
 # This many segments of similar size are merged into one.
 FAN = 4
@@ -41,6 +40,8 @@ FOREIGN = "the index is ahead of the records, so it is not theirs; it is built a
 
 
 class IndexWriter:
+    fold_s = FOLD_S
+
     def __init__(self, database: Database, generations: Generations, embedder: str, log: Log | None = None) -> None:
         self._log = log
         self._database = database
@@ -236,10 +237,12 @@ class IndexWriter:
             if len(waiting) < FOLD_DOCUMENTS:
                 return
 
-    def rebuild(self) -> IndexManifest:
+    def rebuild(self, progress: Callable[[int, int], None] = lambda _done, _total: None) -> IndexManifest:
         """Build the index from the records."""
+        _, total = self._database.reading(documents.counts)
         self._publish(IndexManifest(number=self._generations.current().number))
         self.fold()
+        progress(total, total)
         self._merge(lambda sizes: 0 if len(sizes) > 1 else None)
         return self._generations.current()
 
@@ -341,14 +344,14 @@ def plan(sizes: Sequence[int]) -> int | None:
 async def reembed(
     database: Database,
     embedder: Embedder,
-    generations: Generations,
+    drop_index: Callable[[], None],
     progress: Callable[[int, int], None],
     *,
     batch_size: int = EMBED_BATCH,
 ) -> int:
     """Embed every chunk with another embedder; returns their number. The caller holds the indexer lock and rebuilds the
-    index afterwards: it is empty. Killed at any moment, this leaves the old vectors or the new ones, never both, and
-    never an index of one beside records of the other."""
+    index afterwards: `drop_index` has emptied it. Killed at any moment, this leaves the old vectors or the new ones,
+    never both, and never an index of one beside records of the other."""
     _, total = database.reading(documents.counts)
     _check_lengths(database, embedder, batch_size)
     database.writing(embeddings.begin_replacement)
@@ -361,7 +364,7 @@ async def reembed(
             done += len(batch)
             progress(done, total)
         # The index goes first, because it holds the old vectors: without one, searches read the records.
-        generations.publish(IndexManifest(number=generations.current().number))
+        drop_index()
         database.writing(lambda db: embeddings.swap_in_replacement(db, embedder.name))
     except BaseException:
         with suppress(AnabranchError):

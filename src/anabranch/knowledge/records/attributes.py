@@ -1,6 +1,6 @@
 """The attributes of documents: what filters can match of their metadata."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,10 +18,25 @@ def replace(db: Session, key: int, metadata: Mapping[str, Any], connector_id: st
     db.executemany("INSERT INTO attributes VALUES (?, ?, ?)", ((*pair, key) for pair in found))
 
 
-def documents_with(db: Session, name: str, value: str) -> list[int]:
-    """The keys of documents with an attribute of this value."""
-    rows = db.execute("SELECT document FROM attributes WHERE name = ? AND value = ?", (name, value))
-    return [row[0] for row in rows]
+def documents_with(db: Session, name: str, value: str, among: Sequence[int] | None = None) -> list[int]:
+    """The keys of documents with an attribute of this value: of all, or among some."""
+    query, values = "SELECT document FROM attributes WHERE name = ? AND value = ?", [name, value]
+    if among is not None:
+        query += " AND document IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
+        values.append(as_json(among))
+    return [row[0] for row in db.execute(query, tuple(values))]
+
+
+def of_documents(db: Session, keys: Sequence[int]) -> dict[int, list[tuple[str, str]]]:
+    """The attributes of documents, by key."""
+    found: dict[int, list[tuple[str, str]]] = {}
+    query = (
+        "SELECT document, name, value FROM attributes "
+        "WHERE document IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
+    )
+    for document, name, value in db.execute(query, (as_json(keys),)):
+        found.setdefault(document, []).append((name, value))
+    return found
 
 
 def of(metadata: Mapping[str, Any]) -> set[tuple[str, str]]:

@@ -50,3 +50,9 @@ def collections_since(db: Session, seq: int) -> list[int]:
 
 def trim(db: Session, before: int) -> None:
     db.execute("DELETE FROM changes WHERE seq < ?", (before,))
+
+
+def next_at(db: Session, seq: int) -> float | None:
+    """When the first change after a sequence number was made."""
+    row = db.execute("SELECT at FROM changes WHERE seq > ? ORDER BY seq LIMIT 1", (seq,)).fetchone()
+    return None if row is None else float(row[0])

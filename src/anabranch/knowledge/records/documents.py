@@ -353,16 +353,39 @@ def counts(db: Session) -> tuple[int, int]:
     return _pairs(db, "SELECT count(*), coalesce(sum(chunk_count), 0) FROM documents")[0]
 
 
-def after_chunk(db: Session, chunk: int, last: int | None = None) -> list[int]:
+def after_chunk(db: Session, chunk: int, last: int = MAX_KEY, limit: int = MAX_KEY) -> list[int]:
     """The keys of documents whose chunks come after a chunk, up to `last`, in the order of their chunks."""
-    query = "SELECT key FROM documents WHERE first_chunk > ? AND first_chunk <= ? ORDER BY first_chunk"
-    return _column(db, query, chunk, last if last is not None else MAX_KEY)
+    query = "SELECT key FROM documents WHERE first_chunk > ? AND first_chunk <= ? ORDER BY first_chunk LIMIT ?"
+    return _column(db, query, chunk, last, limit)
+
+
+def chunk_counts(db: Session) -> dict[int, int]:
+    """How many chunks each document has, by its key."""
+    return dict(_pairs(db, "SELECT key, chunk_count FROM documents"))
+
+
+def last_chunk(db: Session, keys: Sequence[int]) -> int:
+    """The last chunk of these documents; 0 if there is none."""
+    query = (
+        "SELECT coalesce(max(first_chunk + chunk_count - 1), 0) FROM documents "
+        "WHERE key IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
+    )
+    return int(db.execute(query, (as_json(keys),)).fetchone()[0])
 
 
 def unindexed(db: Session, last_chunk: int) -> tuple[int, float | None]:
     """How many chunks come after a chunk, and when the oldest of their documents was written."""
     query = "SELECT coalesce(sum(chunk_count), 0), min(updated_at) FROM documents WHERE first_chunk > ?"
     return _pairs(db, query, last_chunk)[0]
+
+
+def changed_chunks(db: Session, seq: int) -> int:
+    """How many chunks the documents have that have changed after a sequence number."""
+    query = (
+        "SELECT coalesce(sum(chunk_count), 0) FROM documents WHERE key IN "
+        "(SELECT document FROM changes WHERE seq > ? AND document > 0)"
+    )
+    return int(db.execute(query, (seq,)).fetchone()[0])
 
 
 def note_indexed(db: Session, last_chunk: int, node: str) -> None:
@@ -391,13 +414,22 @@ def _indexed_fact(node: str) -> str:
 
 
 def indexable_chunks(db: Session, documents: Sequence[int]) -> list[ResultRow]:
-    """Key, title, headers, text and vector of the chunks of some documents."""
+    """Key, document, type, title, headers, text and vector of the chunks of some documents, by key."""
+    spans = "documents JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count"
+    return _indexable(db, spans, "documents", documents)
+
+
+def indexable_by_key(db: Session, chunks: Sequence[int]) -> list[ResultRow]:
+    """The same of these chunks, as far as there are any."""
+    return _indexable(db, "chunks JOIN documents ON documents.key = chunks.document", "chunks", chunks)
+
+
+def _indexable(db: Session, tables: str, named: str, keys: Sequence[int]) -> list[ResultRow]:
     return db.execute(
-        "SELECT chunks.key, title, headers, chunks.text, embeddings.vector FROM documents "
-        "JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count "
-        "JOIN embeddings ON embeddings.chunk = chunks.key "
-        "WHERE documents.key IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY chunks.key",
-        (as_json(documents),),
+        "SELECT chunks.key, chunks.document, chunks.kind, title, headers, chunks.text, embeddings.vector "  # noqa: S608
+        f"FROM {tables} JOIN embeddings ON embeddings.chunk = chunks.key "
+        f"WHERE {named}.key IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY chunks.key",
+        (as_json(keys),),
     ).fetchall()
 
 

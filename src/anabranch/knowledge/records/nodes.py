@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.records import changes
+from anabranch.knowledge.records import changes, index_position
 from anabranch.knowledge.records.database import ResultRow, Session
 
 # A node says this often that it is alive; one that has not for the time of the lease gives its work back.
@@ -42,6 +42,8 @@ class Cluster(Value):
     head: int
     last_pass: int
     waiting: int
+    # The last change that an index outside of the data folders includes.
+    index_seq: int
 
     @property
     def leader(self) -> str | None:
@@ -58,6 +60,7 @@ def cluster(db: Session) -> Cluster:
         head=changes.state(db).newest,
         last_pass=int(db.execute("SELECT coalesce(max(pass), 0) FROM erasures").fetchone()[0]),
         waiting=int(db.execute(waiting).fetchone()[0]),
+        index_seq=0 if (index := index_position.current(db)) is None else index.seq,
     )
 
 

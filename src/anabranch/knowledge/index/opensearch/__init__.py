@@ -1,0 +1,1 @@
+"""The index in OpenSearch, for more documents than one machine holds."""

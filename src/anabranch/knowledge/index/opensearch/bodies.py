@@ -1,0 +1,194 @@
+"""What is sent to OpenSearch: the mapping, a chunk as it is indexed, and a search."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from hashlib import blake2b
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anabranch.domain.model import Filters
+from anabranch.knowledge.index.catalog import attributes_of
+from anabranch.knowledge.index.permission_classes import readers_of
+from anabranch.knowledge.index.reader import terms_of
+from anabranch.knowledge.index.view import Elsewhere
+from anabranch.knowledge.records import documents
+from anabranch.knowledge.records.database import ResultRow
+from anabranch.text.words import terms
+
+# Of a text, so many different terms are searched for: OpenSearch refuses queries of more than 1,024.
+MAX_TERMS = 500
+# Lists are longer by this: what they hold may have been deleted since.
+SPARE = 10
+# A numpy float of 32 bits has no more digits.
+DIGITS = 7
+POSITION = "position"
+
+Lines = Iterator[Mapping[str, Any]]
+
+
+def settings(shards: int, replicas: int) -> Mapping[str, Any]:
+    """Changes can be found after a refresh, for which the writer asks. A merge drops all that is deleted."""
+    return {
+        "index": {
+            "number_of_shards": shards,
+            "number_of_replicas": replicas,
+            "refresh_interval": -1,
+            "knn": True,
+            "knn.derived_source.enabled": False,
+            "merge.policy.expunge_deletes_allowed": 0,
+        }
+    }
+
+
+def mapping(dimensions: int) -> Mapping[str, Any]:
+    """Nothing is kept but what is searched: texts and vectors come from the records."""
+    keyword = {"type": "keyword", "doc_values": False}
+    method = {"name": "hnsw", "engine": "lucene", "space_type": "innerproduct"}
+    return {
+        "dynamic": "strict",
+        "_source": {"enabled": False},
+        "properties": {
+            "document": {"type": "long"},
+            "collection": {"type": "integer"},
+            "readers": keyword,
+            "kind": keyword,
+            "day": {"type": "integer", "doc_values": False},
+            "attributes": keyword,
+            "terms": {"type": "text", "analyzer": "whitespace", "index_options": "freqs"},
+            "length": {"type": "integer", "index": False},
+            "vector": {"type": "knn_vector", "dimension": dimensions, "method": method},
+            "seq": {"type": "long", "index": False, "store": True},
+            "at": {"type": "double", "index": False, "store": True},
+        },
+    }
+
+
+def chunks(
+    index: str,
+    version: int,
+    rows: Sequence[ResultRow],
+    stored: Mapping[int, ResultRow],
+    named: Mapping[int, Sequence[tuple[str, str]]],
+) -> Lines:
+    """The lines of a bulk request for some chunks: `stored` are the rows of their documents, `named` their attributes.
+    An older version does not replace a newer one, whoever writes it last."""
+    of_documents = {key: _of_document(row, named.get(key, ())) for key, row in stored.items()}
+    for row in rows:
+        words = terms_of(row)
+        yield {"index": {"_index": index, "_id": str(row["key"]), "version": version, "version_type": "external_gte"}}
+        yield {
+            **of_documents[row["document"]],
+            "kind": row["kind"],
+            "terms": " ".join(map(_term, words)),
+            "length": len(words),
+            "vector": _numbers(np.frombuffer(row["vector"], np.float32)),
+        }
+
+
+def _of_document(row: ResultRow, named: Iterable[tuple[str, str]]) -> Mapping[str, Any]:
+    return {
+        "document": row["key"],
+        "collection": row["collection"],
+        "readers": sorted(readers_of(row["owner"], documents.permissions_of(row), row["collection"])),
+        "day": row["day"],
+        "attributes": [_attribute(*pair) for pair in named],
+    }
+
+
+class Search(NamedTuple):
+    """One question as requests: a list of nearest chunks for each vector, one by words for each text, and the numbers
+    of chunks, words, and chunks with each term, among those that the caller may find."""
+
+    name: str
+    permitted: Mapping[str, Any]
+    vectors: Sequence[NDArray[np.float32]]
+    texts: Sequence[Sequence[int]]
+    limit: int
+
+    @property
+    def terms(self) -> list[int]:
+        return list(dict.fromkeys(term for text in self.texts for term in text))
+
+    def lines(self) -> Lines:
+        size = self.limit + SPARE
+        plain: Mapping[str, Any] = {"_source": False, "track_total_hits": False, "size": size}
+        for vector in self.vectors:
+            yield {"index": self.name}
+            near = {"vector": _numbers(vector), "k": size, "filter": self.permitted}
+            yield {**plain, "query": {"knn": {"vector": near}}}
+        for text in self.texts:
+            yield {"index": self.name, "search_type": "dfs_query_then_fetch"}
+            yield {**plain, "query": {"bool": {"filter": [self.permitted], "must": [_any(text)]}}}
+        # The same request for everything that a caller asks, so that OpenSearch keeps its result until a refresh.
+        yield {"index": self.name}
+        words = {"words": {"sum": {"field": "length"}}}
+        yield {"size": 0, "track_total_hits": True, "query": self.permitted, "aggs": words}
+        yield {"index": self.name}
+        having = [{"term": {"terms": _term(term)}} for term in self.terms]
+        counted = {"terms": {"filters": {"filters": having}}} if having else {}
+        yield {"size": 0, "track_total_hits": False, "query": self.permitted, "aggs": counted}
+
+    def found(self, replies: Sequence[Mapping[str, Any]]) -> tuple[list[int], Elsewhere]:
+        """The keys in all lists, and what was counted."""
+        *lists, numbers, counted = replies
+        keys = {int(hit["_id"]) for one in lists for hit in one["hits"]["hits"]}
+        buckets = counted.get("aggregations", {}).get("terms", {}).get("buckets", ())
+        return sorted(keys), Elsewhere(
+            rows=numbers["hits"]["total"]["value"],
+            words=int(numbers["aggregations"]["words"]["value"]),
+            counts=dict(zip(self.terms, (one["doc_count"] for one in buckets), strict=True)),
+        )
+
+
+def is_partial(replies: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a part of the index did not answer."""
+    return any(one["_shards"]["failed"] or one["timed_out"] for one in replies)
+
+
+def words_of(text: str) -> list[int]:
+    """The first different terms of a text."""
+    return list(islice(dict.fromkeys(terms(text)), MAX_TERMS))
+
+
+def permitted(
+    filters: Filters, readers: Sequence[str], collections: Sequence[int] | None, without: Sequence[int]
+) -> Mapping[str, Any]:
+    """What chunks must have: one of the readers and, if they are given, of the collections; and they are of none of the
+    documents that have changed since."""
+    required: list[Mapping[str, Any]] = [{"terms": {"readers": list(readers)}}]
+    if collections is not None:
+        required.append({"terms": {"collection": list(collections)}})
+    if filters.chunk_types:
+        required.append({"terms": {"kind": list(filters.chunk_types)}})
+    if days := _days(filters):
+        required.append({"range": {"day": days}})
+    required += [{"term": {"attributes": _attribute(*wanted)}} for wanted in attributes_of(filters)]
+    changed = {"must_not": [{"terms": {"document": list(without)}}]} if without else {}
+    return {"bool": {"filter": required, **changed}}
+
+
+def _days(filters: Filters) -> Mapping[str, int]:
+    ends = (("gte", filters.start), ("lte", filters.end))
+    return {name: date.fromisoformat(day).toordinal() for name, day in ends if day is not None}
+
+
+def _any(text: Sequence[int]) -> Mapping[str, Any]:
+    if not text:
+        return {"match_none": {}}
+    return {"bool": {"should": [{"term": {"terms": _term(term)}} for term in text]}}
+
+
+def _term(term: int) -> str:
+    return f"{term:x}"
+
+
+def _attribute(name: str, value: str) -> str:
+    return blake2b(f"{name}\0{value}".encode(), digest_size=12).hexdigest()
+
+
+def _numbers(vector: NDArray[np.float32]) -> list[float]:
+    found: list[float] = np.round(vector.astype(np.float64), DIGITS).tolist()
+    return found

@@ -1,0 +1,186 @@
+"""The few endpoints of OpenSearch that the index uses, over the outbound client."""
+
+import asyncio
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+
+from anabranch.domain.contracts import Exchange, Outbound
+from anabranch.domain.errors import UpstreamError
+from anabranch.domain.model import Value
+from anabranch.knowledge.index.contract import IndexFailed
+
+NAME = "anabranch"
+# A node that does not answer in this time is passed over, if there are others.
+PATIENCE_S = 3.0
+BUSY = (429, 502, 503, 504)
+MAX_REASON = 200
+JSON, NDJSON = "application/json", "application/x-ndjson"
+
+
+class IndexUnreachable(IndexFailed):
+    """OpenSearch cannot be reached, or does not answer in time."""
+
+
+class IndexRefused(IndexFailed):
+    """OpenSearch does not do what it is asked to do: the message has its reason."""
+
+
+class IndexMissing(Exception):
+    """There is no index of this name."""
+
+
+class IndexAddress(Value):
+    """Where the index is: the nodes in the order in which they are asked, the name that the names of its indices begin
+    with, and what authenticates a request."""
+
+    nodes: tuple[str, ...]
+    name: str
+    authorization: str = ""
+
+    @classmethod
+    def of(cls, url: str, api_key: str | None = None) -> "IndexAddress":
+        """Of `https://user:password@host:9200,other:9200/name`."""
+        scheme, _, rest = url.partition("://")
+        authority, _, name = rest.partition("/")
+        login, _, hosts = authority.rpartition("@")
+        user, _, password = login.partition(":")
+        basic = b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+        return cls(
+            nodes=tuple(f"{scheme}://{host}" for host in hosts.split(",")),
+            name=name.strip("/") or NAME,
+            authorization=f"ApiKey {api_key}" if api_key else f"Basic {basic}" if login else "",
+        )
+
+
+class OpenSearchReply(NamedTuple):
+    status: int
+    body: Any
+
+
+class OpenSearchClient:
+    """Asks the node that answered last, and the others if it cannot be reached: every request may be made twice."""
+
+    def __init__(self, outbound: Outbound, address: IndexAddress, timeout_s: float) -> None:
+        self._outbound = outbound
+        self._nodes = list(address.nodes)
+        self._headers = {"Authorization": address.authorization} if address.authorization else {}
+        self._timeout_s = timeout_s
+        self.name = address.name
+
+    async def call(
+        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None, kind: str = JSON
+    ) -> Any:
+        """The decoded reply; None if there is no such document. IndexMissing if there is no such index."""
+        left_s = self._timeout_s if timeout_s is None else timeout_s
+        failure: IndexUnreachable | None = None
+        for node in tuple(self._nodes):
+            is_last = node == self._nodes[-1] if failure is None else node is self._nodes[-1]
+            within_s = left_s if is_last or timeout_s is not None else min(left_s, PATIENCE_S)
+            try:
+                async with asyncio.timeout(within_s):
+                    reply = await self._asked(node, method, path, body, kind)
+            except TimeoutError:
+                failure = _unreachable(f"does not answer within {within_s:g} s")
+            except UpstreamError as error:
+                failure = _unreachable(f"cannot be reached ({error.message.removesuffix('.')})")
+            else:
+                if reply.status not in BUSY:
+                    self._prefer(node)
+                    return _result(reply)
+                failure = _unreachable(f"is busy (HTTP {reply.status})")
+        assert failure is not None, "there is a node"
+        raise failure
+
+    async def _asked(self, node: str, method: str, path: str, body: bytes | None, kind: str) -> OpenSearchReply:
+        headers = {**self._headers, **({"Content-Type": kind} if body is not None else {})}
+        asking: AbstractAsyncContextManager[Exchange] = self._outbound.request(
+            method, f"{node}/{path}", headers=headers, body=body, operator=True
+        )
+        async with asking as reply:
+            content = await reply.read()
+        try:
+            return OpenSearchReply(reply.status, msgspec.json.decode(content) if content else None)
+        except msgspec.MsgspecError:
+            return OpenSearchReply(reply.status, None)
+
+    def _prefer(self, node: str) -> None:
+        if self._nodes[0] != node:
+            self._nodes.remove(node)
+            self._nodes.insert(0, node)
+
+
+def lines(parts: Iterable[Any]) -> bytes:
+    """A body of several JSON values, one in each line."""
+    return b"".join(msgspec.json.encode(part) + b"\n" for part in parts)
+
+
+def check(found: Any) -> None:
+    """Raise what one result among several says that went wrong."""
+    if isinstance(found, dict) and found.get("error") is not None:
+        _result(OpenSearchReply(int(found.get("status", 500)), found))
+
+
+def _unreachable(what: str) -> IndexUnreachable:
+    return IndexUnreachable(
+        f"OpenSearch {what}; the collections cannot be searched until it answers.", reason="index_unreachable"
+    )
+
+
+def _result(reply: OpenSearchReply) -> Any:
+    if reply.status < 300:
+        return reply.body
+    error = reply.body.get("error") if isinstance(reply.body, dict) else None
+    kind = str(error.get("type", "")) if isinstance(error, dict) else str(error or "")
+    if kind == "index_not_found_exception":
+        raise IndexMissing(str(error.get("index", "")) if isinstance(error, dict) else "")
+    if reply.status == 404:
+        return None
+    if reply.status in (401, 403):
+        raise IndexRefused(
+            f"OpenSearch refuses the login (HTTP {reply.status}). Check AGGREGATOR_INDEX_URL and "
+            "AGGREGATOR_INDEX_API_KEY, and the rights of the user."
+        )
+    reason = str(error.get("reason", "")) if isinstance(error, dict) else ""
+    said = f"{kind}: {reason}"[:MAX_REASON] if kind else "no reason"
+    raise IndexRefused(f"OpenSearch refuses a request (HTTP {reply.status}, {said}).")
+
+
+class BlockingClient:
+    """The same for threads: its requests are made in an event loop of its own."""
+
+    def __init__(self, connected: Callable[[], tuple[OpenSearchClient, Callable[[], Any]]]) -> None:
+        """`connected` is called in the event loop, and returns a client and what closes its connections."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="opensearch", daemon=True)
+        self._thread.start()
+
+        async def connect() -> tuple[OpenSearchClient, Callable[[], Any]]:
+            return connected()
+
+        self._client, self._close = asyncio.run_coroutine_threadsafe(connect(), self._loop).result()
+
+    @property
+    def name(self) -> str:
+        return self._client.name
+
+    def call(
+        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None, kind: str = JSON
+    ) -> Any:
+        asking = self._client.call(method, path, body, timeout_s=timeout_s, kind=kind)
+        try:
+            return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+        except CancelledError:
+            raise _unreachable("is not asked any more: the process stops") from None
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,207 @@
+"""Searches in OpenSearch. It returns keys; texts and vectors come from the records, and the scores are computed from
+them as for segments. What has changed since the index was written is searched in memory."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anabranch.domain.model import Filters
+from anabranch.knowledge.index.catalog import Catalog
+from anabranch.knowledge.index.contract import SnapshotReader, Wanted
+from anabranch.knowledge.index.opensearch import bodies
+from anabranch.knowledge.index.opensearch.client import NDJSON, PATIENCE_S, IndexMissing, OpenSearchClient, check, lines
+from anabranch.knowledge.index.reader import built
+from anabranch.knowledge.index.segment import Mask, Segment
+from anabranch.knowledge.index.view import Elsewhere, View
+from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records import changes, documents
+from anabranch.knowledge.records.database import ResultRow, Session, StaleSnapshot
+from anabranch.knowledge.records.index_position import Position, usable
+
+T = TypeVar("T")
+
+# More that has changed since the index was written is not searched until it is indexed.
+MAX_CHANGES, MAX_CHUNKS = 20_000, 50_000
+MAX_PARTS = 8
+
+
+class Part(NamedTuple):
+    """Chunks in memory, with the document key and the type of each."""
+
+    segment: Segment
+    documents: NDArray[np.int64]
+    kinds: NDArray[np.str_]
+
+    @classmethod
+    def of(cls, rows: Sequence[ResultRow]) -> "Part":
+        found = [row["document"] for row in rows]
+        return cls(built(rows), np.array(found, np.int64), np.array([row["kind"] for row in rows], np.str_))
+
+    def kept(self, keep: Mask) -> "Part":
+        return Part(Segment.merge([self.segment], [keep]), self.documents[keep], self.kinds[keep])
+
+    def mask(self, db: Session, catalog: Catalog, filters: Filters, caller: Caller) -> Mask | None:
+        """The chunks that the caller may find; None for all."""
+        keys, at = np.unique(self.documents, return_inverse=True)
+        mask = catalog.mask_of(db, filters, caller, keys)[at]
+        if filters.chunk_types:
+            mask = mask & np.isin(self.kinds, filters.chunk_types)
+        return None if mask.all() else mask
+
+
+class Pending(NamedTuple):
+    """The documents that changed after a position of the index, up to a change, with the chunks that they have now.
+    They are left out of what the index finds. `complete` is False if they are too many."""
+
+    position: Position | None
+    seq: int
+    changed: Mapping[int, int] = {}
+    parts: tuple[Part, ...] = ()
+    complete: bool = True
+
+
+class Plan(NamedTuple):
+    """What a search asks the index, and what it finds without it."""
+
+    search: bodies.Search | None
+    parts: tuple[tuple[Segment, Mask | None], ...]
+    seen: str
+    partial: bool
+
+
+class Found(NamedTuple):
+    """The keys that the index has found, and what it has counted; None if it was not asked."""
+
+    keys: Sequence[int] | None
+    elsewhere: Elsewhere | None = None
+    partial: bool = False
+
+
+class OpenSearchIndex:
+    """Shared by all threads of a process."""
+
+    def __init__(
+        self, client: OpenSearchClient, embedder: str, damaged: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._client = client
+        self._embedder = embedder
+        self._damaged = damaged
+        self._lock = threading.Lock()
+        self._pending = Pending(None, -1)
+        self._is_partial = False
+        self.catalog = Catalog(with_chunks=False)
+
+    async def find(self, reading: SnapshotReader, wanted: Wanted, work: Callable[[Session, View], T]) -> T:
+        plan = await reading(lambda db: self._planned(db, wanted))
+        try:
+            found = await self._found(plan)
+        except IndexMissing:  # it may have been replaced meanwhile
+            plan = await reading(lambda db: self._planned(db, wanted))
+            try:
+                found = await self._found(plan)
+            except IndexMissing as missing:
+                self._damaged(str(missing))
+                found = Found(None, partial=True)
+        return await reading(lambda db: work(db, self._checked(db, plan, wanted, found)))
+
+    def with_catalog(self, db: Session, work: Callable[[Session, Catalog], T]) -> T:
+        with self._lock:
+            self._refresh(db)
+            return work(db, self.catalog)
+
+    @property
+    def is_partial(self) -> bool:
+        return self._is_partial
+
+    def is_reported_damaged(self, db: Session) -> bool:
+        """Whether documents are stored, and there is no index of them."""
+        return usable(db, self._embedder) is None and documents.counts(db)[1] > MAX_CHUNKS
+
+    async def check_reachable(self) -> None:
+        await self._client.call("GET", "", timeout_s=PATIENCE_S)
+
+    async def _found(self, plan: Plan) -> Found:
+        if plan.search is None:
+            return Found(None)
+        body = lines(plan.search.lines())
+        replies = (await self._client.call("POST", "_msearch", body, kind=NDJSON))["responses"]
+        for one in replies:
+            check(one)
+        return Found(*plan.search.found(replies), partial=bodies.is_partial(replies))
+
+    def _planned(self, db: Session, wanted: Wanted) -> Plan:
+        filters, caller = wanted.filters, wanted.caller
+        with self._lock:
+            self._refresh(db)
+            pending, catalog = self._extended(db), self.catalog
+            self._is_partial = not pending.complete
+            parts = tuple((part.segment, part.mask(db, catalog, filters, caller)) for part in pending.parts)
+            seen = "" if self._is_partial else catalog.seen(filters, caller)
+            collections = None
+            if filters.collections is not None:
+                collections = [one.key for one in catalog.chosen(filters, caller)]
+            elif caller.rights.collections is not None:
+                collections = list(caller.rights.collections)
+            readers = catalog.readers(caller)
+        if pending.position is None:
+            return Plan(None, parts, seen, self._is_partial)
+        permitted = bodies.permitted(filters, readers, collections, sorted(pending.changed))
+        vectors = [np.frombuffer(one.vector, np.float32) for one in wanted.vectors]
+        texts = [bodies.words_of(text) for text in wanted.texts]
+        search = bodies.Search(pending.position.name, permitted, vectors, texts, wanted.limit)
+        return Plan(search, parts, seen, self._is_partial)
+
+    def _checked(self, db: Session, plan: Plan, wanted: Wanted, found: Found) -> View:
+        """A view of what the index has found and the caller may find now, and of what is in memory."""
+        partial = plan.partial or found.partial
+        seen = "" if partial else plan.seen  # what is missing now is found later
+        if found.keys is None:
+            return View.of(plan.parts, seen=seen, partial=partial)
+        part = Part.of(documents.indexable_by_key(db, found.keys))
+        with self._lock:
+            self._refresh(db)
+            mask = part.mask(db, self.catalog, wanted.filters, wanted.caller)
+        return View.of(((part.segment, mask), *plan.parts), seen=seen, partial=partial, elsewhere=found.elsewhere)
+
+    def _refresh(self, db: Session) -> None:
+        snapshot, everything = self.catalog.refresh(db)
+        if self.catalog.seq > snapshot:
+            raise StaleSnapshot
+        if everything:  # perhaps other records
+            self._pending = Pending(None, -1)
+
+    def _extended(self, db: Session) -> Pending:
+        """What has changed up to the catalog's change since the index was written."""
+        known, position, head = self._pending, usable(db, self._embedder), self.catalog.seq
+        if position == known.position and known.seq == head:
+            return known
+        since = -1 if position is None else position.seq
+        is_same = known.complete and None not in (position, known.position) and known.seq >= since
+        if not (is_same and position.name == known.position.name):  # type: ignore[union-attr]  # not None: is_same
+            known = Pending(position, since)
+        self._pending = self._read(db, position, known, head)
+        return self._pending
+
+    def _read(self, db: Session, position: Position | None, known: Pending, head: int) -> Pending:
+        since = -1 if position is None else position.seq
+        too_many = Pending(position, head, complete=False)
+        if position is None and documents.counts(db)[1] > MAX_CHUNKS:
+            return too_many
+        if position is not None and (head - since > MAX_CHANGES or changes.state(db).oldest > known.seq + 1):
+            return too_many
+        new = set(documents.after_chunk(db, 0) if known.seq < 0 else changes.documents_since(db, known.seq))
+        stays = {key: seq for key, seq in known.changed.items() if seq > since and key not in new}
+        changed = stays | dict.fromkeys(new, head)
+        if self.catalog.chunk_count(list(changed)) > MAX_CHUNKS:
+            return too_many
+        # Of an earlier part remains what the index has not, and what has not changed again.
+        unchanged = np.array(list(stays), np.int64)
+        parts = [part.kept(np.isin(part.documents, unchanged)) for part in known.parts]
+        if len(parts) < MAX_PARTS:
+            parts.append(Part.of(documents.indexable_chunks(db, list(new))))
+        else:
+            parts = [Part.of(documents.indexable_chunks(db, list(changed)))]
+        return Pending(position, head, changed, tuple(part for part in parts if len(part.segment)))

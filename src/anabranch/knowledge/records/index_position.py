@@ -1,0 +1,80 @@
+"""Up to which change an index outside of the data folder is written. It is in the records, so whoever reads it there
+finds in the index what it says."""
+
+import msgspec
+
+from anabranch.domain.model import Value
+from anabranch.knowledge.records import changes, embeddings
+from anabranch.knowledge.records.database import Session
+from anabranch.knowledge.records.facts import fact, forget_fact, set_fact
+
+CURRENT, BUILDING = "search_index", "search_index_building"
+
+
+class Position(Value):
+    """The name of an index, the last change that it includes and when that was made, and the vectors that it holds. Of
+    one that is being built, `last_chunk` is the last chunk that it has, and it includes changes up to when it began."""
+
+    name: str
+    seq: int
+    seq_at: float | None
+    embedder: str
+    dimensions: int
+    last_chunk: int = 0
+
+
+def current(db: Session) -> Position | None:
+    return _read(db, CURRENT)
+
+
+def building(db: Session) -> Position | None:
+    return _read(db, BUILDING)
+
+
+def usable(db: Session, embedder: str) -> Position | None:
+    """The index that searches read; None if there is none of these records and of this embedder."""
+    position = current(db)
+    return None if position is None or is_foreign(db, position, embedder) else position
+
+
+def is_foreign(db: Session, position: Position, embedder: str) -> bool:
+    """Whether an index was made of other records than those of a snapshot that began after the position was read, or
+    has the vectors of another embedder."""
+    log = changes.state(db, position.seq)
+    return (
+        position.embedder != embedder
+        or position.seq > log.newest
+        or (position.seq_at is not None and log.made_at not in (None, position.seq_at))
+        or position.seq < embeddings.replaced_at(db)
+    )
+
+
+def note_building(db: Session, position: Position) -> None:
+    set_fact(db, BUILDING, msgspec.json.encode(position).decode())
+
+
+def publish(db: Session, position: Position) -> str | None:
+    """Let searches read a new index; returns the name of the one before."""
+    before = current(db)
+    set_fact(db, CURRENT, msgspec.json.encode(position).decode())
+    forget_fact(db, BUILDING)
+    return None if before is None or before.name == position.name else before.name
+
+
+def advance(db: Session, position: Position) -> bool:
+    """Note that an index includes more changes; False if it is no longer the current one. Of two writers, the one that
+    is further wins."""
+    before = current(db)
+    if before is None or before.name != position.name:
+        return False
+    if position.seq > before.seq:
+        set_fact(db, CURRENT, msgspec.json.encode(position).decode())
+    return True
+
+
+def _read(db: Session, name: str) -> Position | None:
+    text = fact(db, name)
+    try:
+        return None if text is None else msgspec.json.decode(text, type=Position)
+    except msgspec.MsgspecError:
+        return None
