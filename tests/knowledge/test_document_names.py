@@ -189,6 +189,7 @@ async def test_documents_that_are_hidden_do_not_change_which_names_are_suggested
         await shop.room.document(BOB, "Quarterly figurez")
 
 
+@pytest.mark.segments
 async def test_a_changed_title_is_searched_at_once_by_every_process(shop: Workshop) -> None:
     (identifier, _) = await add(shop, ("a.md", "Herons"), ("b.md", "Otters"))
     shop.writer.fold()
@@ -222,6 +223,7 @@ def with_word(shop: Workshop, index: IndexReader, word: str) -> list[str]:
     return shop.database.reading(read)
 
 
+@pytest.mark.segments
 async def test_a_title_that_comes_with_the_same_content_is_searched_at_once(shop: Workshop) -> None:
     await shop.put("Herons eat fish.")
     shop.writer.fold()
@@ -252,6 +254,7 @@ async def test_what_a_connector_has_sent_is_listed_and_found(shop: Workshop) -> 
     assert (await shop.room.document(OPERATOR, "Herons")).connector_id == "crawler"
 
 
+@pytest.mark.segments
 async def test_storage_counts_text_vectors_and_index(shop: Workshop) -> None:
     texts = [f"Number{n} describes the animal number {n}, which eats fish and lives in the river." for n in range(40)]
     await shop.put(*texts)

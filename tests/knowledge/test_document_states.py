@@ -52,7 +52,7 @@ async def shop(tmp_path: Path) -> AsyncIterator[Moody]:
     opened = Moody(tmp_path)
     await opened.collection()
     yield opened
-    opened.database.close()
+    await opened.close()
 
 
 async def test_a_failed_document_is_listed_with_its_error(shop: Moody) -> None:
@@ -277,4 +277,4 @@ async def test_a_url_that_fails_is_fetched_again(tmp_path: Path) -> None:
     await shop.room.retry(OPERATOR, failed.id)
     await shop.ingest_pending()
     assert (await shop.room.document(OPERATOR, failed.id)).status == "completed"
-    shop.database.close()
+    await shop.close()

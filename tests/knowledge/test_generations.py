@@ -5,11 +5,14 @@ import threading
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from anabranch.domain.model import Filters
 from anabranch.knowledge.index.manifest import Generations, IndexManifest
 from anabranch.knowledge.index.reader import IndexReader
 from support.knowledge_fixtures import OPERATOR, Workshop, workshop
+
+pytestmark = pytest.mark.segments
 
 
 class Overtaken(Generations):

@@ -26,6 +26,7 @@ async def shop(tmp_path: Path) -> AsyncIterator[Workshop]:
         yield opened
 
 
+@pytest.mark.segments
 @pytest.mark.parametrize("top_k", [5, 20])
 async def test_fused_score_is_the_formula_over_lists_of_five_times_top_k(shop: Workshop, top_k: int) -> None:
     """Each list has five times the requested number of chunks (at least 50); a chunk that is missing in one has rank

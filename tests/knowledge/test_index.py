@@ -15,6 +15,8 @@ from anabranch.knowledge.index.writer import FAN, plan
 from anabranch.text.words import terms
 from support.examples import examples
 
+pytestmark = pytest.mark.segments
+
 texts = st.lists(st.lists(st.integers(1, 12), max_size=12), min_size=1, max_size=12)
 masks = st.lists(st.booleans(), min_size=12, max_size=12)
 

@@ -28,6 +28,8 @@ from anabranch.knowledge.search import Searcher
 from support.knowledge_fixtures import OPERATOR, Workshop, flip, workshop
 from support.log_lines import Lines
 
+pytestmark = pytest.mark.segments
+
 ANIMALS = ("Herons", "Otters", "Beavers")
 QUESTION = Query(text="fish", limit=10, similarity_threshold=0.0)
 

@@ -152,7 +152,7 @@ async def indexing(folder: Path) -> AsyncIterator[Held]:
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-        shop.database.close()
+        await shop.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -253,7 +253,7 @@ async def test_a_slow_retried_document_does_not_delay_others(tmp_path: Path) -> 
     assert [item.outcome for item in await finished(shop, slow)] == ["added", "added"]
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
-    shop.database.close()
+    await shop.close()
 
 
 async def test_a_crash_while_one_document_is_stored_alone_counts_for_it_only(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ async def test_two_retried_documents_are_not_stored_at_once(tmp_path: Path) -> N
     assert together == [1, 1, 1]
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
-    shop.database.close()
+    await shop.close()
 
 
 async def test_lanes_are_the_owners_that_wait(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ async def test_the_newest_version_wins_even_if_an_older_one_takes_longer(tmp_pat
     assert [passage.text for passage in await shop.find("Herons", limit=1)] == ["Herons are quick."]
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
-    shop.database.close()
+    await shop.close()
 
 
 async def test_two_versions_of_a_document_in_one_job_are_applied_in_order(shop: Workshop) -> None:
@@ -134,7 +134,7 @@ async def test_a_version_that_was_sent_before_its_document_was_made_private_leav
     assert await shop.find("Herons", BOB) != [], "who sends it again decides again"
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
-    shop.database.close()
+    await shop.close()
 
 
 async def test_a_version_that_was_sent_before_permissions_were_given_keeps_to_its_own(shop: Workshop) -> None:

@@ -3,9 +3,13 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from anabranch.knowledge.index.reader import is_foreign
 from anabranch.knowledge.records.database import Session
 from support.knowledge_fixtures import Workshop, workshop
+
+pytestmark = pytest.mark.segments
 
 TABLES = {"documents": "key", "chunks": "key", "embeddings": "chunk", "contents": "document", "attributes": "document"}
 RESERVED = {

@@ -1,6 +1,7 @@
 """Clients of the OpenSearch server of the tests."""
 
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from anabranch.app.startup import LazyOutbound
@@ -30,8 +31,8 @@ def client_of(url: str, given: LazyOutbound) -> OpenSearchClient:
 
 
 def blocking_client(url: str) -> BlockingClient:
-    def connected() -> tuple[OpenSearchClient, object]:
+    def connected() -> tuple[OpenSearchClient, Callable[[], Awaitable[None]]]:
         made = outbound()
         return client_of(url, made), made.close
 
-    return BlockingClient(connected)  # type: ignore[arg-type]
+    return BlockingClient(connected)

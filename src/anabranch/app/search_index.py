@@ -1,6 +1,6 @@
 """Opens the index of the settings: segments in the data folder, or OpenSearch. numpy loads with it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from anabranch.app.records import folder_of, node_of, open_records
@@ -51,7 +51,7 @@ def _opensearch(
     settings: Settings, database: Database, embedder: str, log: Log | None = None
 ) -> Iterator[OpenSearchWriter]:
 
-    def connected() -> tuple[OpenSearchClient, Callable[[], object]]:
+    def connected() -> tuple[OpenSearchClient, Callable[[], Awaitable[None]]]:
         outbound = LazyOutbound(guard=AddressGuard(), max_reply_bytes=settings.max_reply_bytes)
         return _client(settings, outbound), outbound.close
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from base64 import b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import CancelledError
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
@@ -155,16 +155,18 @@ def _result(reply: OpenSearchReply) -> Any:
 class BlockingClient:
     """The same for threads: its requests are made in an event loop of its own."""
 
-    def __init__(self, connected: Callable[[], tuple[OpenSearchClient, Callable[[], Any]]]) -> None:
+    def __init__(self, connected: Callable[[], tuple[OpenSearchClient, Callable[[], Awaitable[None]]]]) -> None:
         """`connected` is called in the event loop, and returns a client and what closes its connections."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="opensearch", daemon=True)
         self._thread.start()
+        self._scheduling = threading.Lock()
+        self._is_closed = False
 
-        async def connect() -> tuple[OpenSearchClient, Callable[[], Any]]:
+        async def connect() -> tuple[OpenSearchClient, Callable[[], Awaitable[None]]]:
             return connected()
 
-        self._client, self._close = asyncio.run_coroutine_threadsafe(connect(), self._loop).result()
+        self._client, self._disconnect = asyncio.run_coroutine_threadsafe(connect(), self._loop).result()
 
     @property
     def name(self) -> str:
@@ -173,14 +175,29 @@ class BlockingClient:
     def call(
         self, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None, kind: str = JSON
     ) -> Any:
-        asking = self._client.call(method, path, body, timeout_s=timeout_s, kind=kind)
+        with self._scheduling:
+            if self._is_closed:
+                raise _unreachable("is not asked any more: the process stops")
+            asking = self._client.call(method, path, body, timeout_s=timeout_s, kind=kind)
+            asked = asyncio.run_coroutine_threadsafe(asking, self._loop)
         try:
-            return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+            return asked.result()
         except CancelledError:
             raise _unreachable("is not asked any more: the process stops") from None
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        """End the requests that are being made, and close the connections."""
+        with self._scheduling:
+            self._is_closed = True
+        asyncio.run_coroutine_threadsafe(self._closed(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _closed(self) -> None:
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._disconnect()
+        await asyncio.sleep(0)  # the transports close in the next turn of the loop

@@ -43,10 +43,14 @@ class Part(NamedTuple):
     def kept(self, keep: Mask) -> "Part":
         return Part(Segment.merge([self.segment], [keep]), self.documents[keep], self.kinds[keep])
 
-    def mask(self, db: Session, catalog: Catalog, filters: Filters, caller: Caller) -> Mask | None:
-        """The chunks that the caller may find; None for all."""
+    def mask(
+        self, db: Session, catalog: Catalog, filters: Filters, caller: Caller, without: NDArray[np.int64]
+    ) -> Mask | None:
+        """The chunks that the caller may find, but for those of some documents; None for all."""
         keys, at = np.unique(self.documents, return_inverse=True)
         mask = catalog.mask_of(db, filters, caller, keys)[at]
+        if len(without):
+            mask = mask & ~np.isin(self.documents, without)
         if filters.chunk_types:
             mask = mask & np.isin(self.kinds, filters.chunk_types)
         return None if mask.all() else mask
@@ -64,12 +68,10 @@ class Pending(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a search asks the index, and what it finds without it."""
+    """What a search asks the index, and what has changed since that was written, up to a change."""
 
     search: bodies.Search | None
-    parts: tuple[tuple[Segment, Mask | None], ...]
-    seen: str
-    partial: bool
+    pending: Pending
 
 
 class Found(NamedTuple):
@@ -138,8 +140,6 @@ class OpenSearchIndex:
             self._refresh(db)
             pending, catalog = self._extended(db), self.catalog
             self._is_partial = not pending.complete
-            parts = tuple((part.segment, part.mask(db, catalog, filters, caller)) for part in pending.parts)
-            seen = "" if self._is_partial else catalog.seen(filters, caller)
             collections = None
             if filters.collections is not None:
                 collections = [one.key for one in catalog.chosen(filters, caller)]
@@ -147,24 +147,33 @@ class OpenSearchIndex:
                 collections = list(caller.rights.collections)
             readers = catalog.readers(caller)
         if pending.position is None:
-            return Plan(None, parts, seen, self._is_partial)
+            return Plan(None, pending)
         permitted = bodies.permitted(filters, readers, collections, sorted(pending.changed))
         vectors = [np.frombuffer(one.vector, np.float32) for one in wanted.vectors]
         texts = [bodies.words_of(text) for text in wanted.texts]
         search = bodies.Search(pending.position.name, permitted, vectors, texts, wanted.limit)
-        return Plan(search, parts, seen, self._is_partial)
+        return Plan(search, pending)
 
     def _checked(self, db: Session, plan: Plan, wanted: Wanted, found: Found) -> View:
-        """A view of what the index has found and the caller may find now, and of what is in memory."""
-        partial = plan.partial or found.partial
-        seen = "" if partial else plan.seen  # what is missing now is found later
-        if found.keys is None:
-            return View.of(plan.parts, seen=seen, partial=partial)
-        part = Part.of(documents.indexable_by_key(db, found.keys))
+        """A view of what the caller may find in this snapshot: of what the index has found, of what had changed since
+        that was written, and of what has changed while it was asked."""
+        filters, caller, pending = wanted.filters, wanted.caller, plan.pending
+        parts = (*([] if found.keys is None else [Part.of(documents.indexable_by_key(db, found.keys))]), *pending.parts)
         with self._lock:
             self._refresh(db)
-            mask = part.mask(db, self.catalog, wanted.filters, wanted.caller)
-        return View.of(((part.segment, mask), *plan.parts), seen=seen, partial=partial, elsewhere=found.elsewhere)
+            changed = changes.documents_since(db, pending.seq) if self.catalog.seq > pending.seq else []
+            complete = pending.complete and not found.partial and self._is_few(changed)
+            newer = Part.of(documents.indexable_chunks(db, changed if complete else []))
+            without = np.array(changed if complete else [], np.int64)
+            masked = [(part.segment, part.mask(db, self.catalog, filters, caller, without)) for part in parts]
+            if len(newer.segment):
+                masked.append((newer.segment, newer.mask(db, self.catalog, filters, caller, without[:0])))
+            # What is missing now is found later, so a partial answer has no digest.
+            seen = self.catalog.seen(filters, caller) if complete else ""
+        return View.of(tuple(masked), seen=seen, partial=not complete, elsewhere=found.elsewhere)
+
+    def _is_few(self, changed: Sequence[int]) -> bool:
+        return len(changed) <= MAX_CHANGES and self.catalog.chunk_count(changed) <= MAX_CHUNKS
 
     def _refresh(self, db: Session) -> None:
         snapshot, everything = self.catalog.refresh(db)
@@ -195,7 +204,7 @@ class OpenSearchIndex:
         new = set(documents.after_chunk(db, 0) if known.seq < 0 else changes.documents_since(db, known.seq))
         stays = {key: seq for key, seq in known.changed.items() if seq > since and key not in new}
         changed = stays | dict.fromkeys(new, head)
-        if self.catalog.chunk_count(list(changed)) > MAX_CHUNKS:
+        if not self._is_few(list(changed)):
             return too_many
         # Of an earlier part remains what the index has not, and what has not changed again.
         unchanged = np.array(list(stays), np.int64)
