@@ -164,7 +164,9 @@ def main() -> None:
     given = options.parse_args()
     corpus = data.corpus(given.chunks)
     questions = data.queries(corpus, given.queries)
-    settings = Settings(database_url=given.database, index_url=given.index, index_replicas=0, index_timeout=60.0)
+    settings = Settings(
+        database_url=given.database, index_url=given.index, index_shards=2, index_replicas=0, index_timeout=60.0
+    )
     embedder = Made(questions).name
     with closing(PostgresDatabase.open(given.database)) as database:
         began = time.perf_counter()

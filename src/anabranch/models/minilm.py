@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -10,6 +11,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+# Nothing about its users leaves this process: ONNX Runtime would send usage data.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 from tokenizers import Encoding, Tokenizer
 

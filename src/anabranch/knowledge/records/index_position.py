@@ -1,6 +1,8 @@
 """Up to which change an index outside of the data folder is written. It is in the records, so whoever reads it there
 finds in the index what it says."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from anabranch.domain.model import Value
@@ -23,6 +25,13 @@ class Position(Value):
     last_chunk: int = 0
 
 
+class Written(NamedTuple):
+    """What an index says of itself: the last change that may be in it, and when that was made."""
+
+    seq: int
+    at: float | None
+
+
 def current(db: Session) -> Position | None:
     return _read(db, CURRENT)
 
@@ -40,25 +49,28 @@ def usable(db: Session, embedder: str) -> Position | None:
 def is_foreign(db: Session, position: Position, embedder: str) -> bool:
     """Whether an index was made of other records than those of a snapshot that began after the position was read, or
     has the vectors of another embedder."""
-    log = changes.state(db, position.seq)
     return (
         position.embedder != embedder
-        or position.seq > log.newest
-        or (position.seq_at is not None and log.made_at not in (None, position.seq_at))
+        or not agrees(db, Written(position.seq, position.seq_at))
         or position.seq < embeddings.replaced_at(db)
     )
+
+
+def agrees(db: Session, written: Written) -> bool:
+    """Whether these records have had the last change of an index. Those that were restored, or that a failover has
+    shortened, have not, or another one of its number."""
+    log = changes.state(db, written.seq)
+    return written.seq <= log.newest and (written.at is None or log.made_at in (None, written.at))
 
 
 def note_building(db: Session, position: Position) -> None:
     set_fact(db, BUILDING, msgspec.json.encode(position).decode())
 
 
-def publish(db: Session, position: Position) -> str | None:
-    """Let searches read a new index; returns the name of the one before."""
-    before = current(db)
+def publish(db: Session, position: Position) -> None:
+    """Let searches read a new index."""
     set_fact(db, CURRENT, msgspec.json.encode(position).decode())
     forget_fact(db, BUILDING)
-    return None if before is None or before.name == position.name else before.name
 
 
 def advance(db: Session, position: Position) -> bool:

@@ -16,6 +16,7 @@ from anabranch.knowledge.index.reader import terms_of
 from anabranch.knowledge.index.view import Elsewhere
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import ResultRow
+from anabranch.knowledge.records.index_position import Written
 from anabranch.text.words import terms
 
 # Of a text, so many different terms are searched for: OpenSearch refuses queries of more than 1,024.
@@ -25,6 +26,7 @@ SPARE = 10
 # A numpy float of 32 bits has no more digits.
 DIGITS = 7
 POSITION = "position"
+WRITTEN = ("seq", "at")
 
 Lines = Iterator[Mapping[str, Any]]
 
@@ -130,17 +132,29 @@ class Search(NamedTuple):
         having = [{"term": {"terms": _term(term)}} for term in self.terms]
         counted = {"terms": {"filters": {"filters": having}}} if having else {}
         yield {"size": 0, "track_total_hits": False, "query": self.permitted, "aggs": counted}
+        yield {"index": self.name}
+        written = {"query": {"ids": {"values": [POSITION]}}, "stored_fields": WRITTEN}
+        yield {"size": 1, "_source": False, "track_total_hits": False, **written}
 
-    def found(self, replies: Sequence[Mapping[str, Any]]) -> tuple[list[int], Elsewhere]:
-        """The keys in all lists, and what was counted."""
-        *lists, numbers, counted = replies
+    def found(self, replies: Sequence[Mapping[str, Any]]) -> tuple[list[int], Elsewhere, Written | None]:
+        """The keys in all lists, what was counted, and what the index says of itself."""
+        *lists, numbers, counted, position = replies
         keys = {int(hit["_id"]) for one in lists for hit in one["hits"]["hits"]}
         buckets = counted.get("aggregations", {}).get("terms", {}).get("buckets", ())
-        return sorted(keys), Elsewhere(
+        elsewhere = Elsewhere(
             rows=numbers["hits"]["total"]["value"],
             words=int(numbers["aggregations"]["words"]["value"]),
             counts=dict(zip(self.terms, (one["doc_count"] for one in buckets), strict=True)),
         )
+        return sorted(keys), elsewhere, next(map(written_of, position["hits"]["hits"]), None)
+
+
+def written_of(position: Mapping[str, Any]) -> Written | None:
+    """What the document of an index says that has its position; None if it does not say it."""
+    fields = position.get("fields", {})
+    if not {"seq", "at"} <= fields.keys():
+        return None
+    return Written(int(fields["seq"][0]), float(fields["at"][0]) or None)
 
 
 def is_partial(replies: Sequence[Mapping[str, Any]]) -> bool:

@@ -32,6 +32,10 @@ class IndexRefused(IndexFailed):
     """OpenSearch does not do what it is asked to do: the message has its reason."""
 
 
+class VersionConflict(IndexRefused):
+    """A newer version is there already."""
+
+
 class IndexMissing(Exception):
     """There is no index of this name."""
 
@@ -142,6 +146,8 @@ def _result(reply: OpenSearchReply) -> Any:
         raise IndexMissing(str(error.get("index", "")) if isinstance(error, dict) else "")
     if reply.status == 404:
         return None
+    if reply.status == 409:
+        raise VersionConflict("OpenSearch has a newer version already.")
     if reply.status in (401, 403):
         raise IndexRefused(
             f"OpenSearch refuses the login (HTTP {reply.status}). Check AGGREGATOR_INDEX_URL and "

@@ -19,7 +19,7 @@ from anabranch.knowledge.index.view import Elsewhere, View
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import changes, documents
 from anabranch.knowledge.records.database import ResultRow, Session, StaleSnapshot
-from anabranch.knowledge.records.index_position import Position, usable
+from anabranch.knowledge.records.index_position import Position, Written, agrees, usable
 
 T = TypeVar("T")
 
@@ -79,6 +79,7 @@ class Found(NamedTuple):
 
     keys: Sequence[int] | None
     elsewhere: Elsewhere | None = None
+    written: Written | None = None
     partial: bool = False
 
 
@@ -158,11 +159,13 @@ class OpenSearchIndex:
         """A view of what the caller may find in this snapshot: of what the index has found, of what had changed since
         that was written, and of what has changed while it was asked."""
         filters, caller, pending = wanted.filters, wanted.caller, plan.pending
+        # An index that is ahead of the records has lost what they have again.
+        is_theirs = found.keys is None or (found.written is not None and agrees(db, found.written))
         parts = (*([] if found.keys is None else [Part.of(documents.indexable_by_key(db, found.keys))]), *pending.parts)
         with self._lock:
             self._refresh(db)
             changed = changes.documents_since(db, pending.seq) if self.catalog.seq > pending.seq else []
-            complete = pending.complete and not found.partial and self._is_few(changed)
+            complete = pending.complete and is_theirs and not found.partial and self._is_few(changed)
             newer = Part.of(documents.indexable_chunks(db, changed if complete else []))
             without = np.array(changed if complete else [], np.int64)
             masked = [(part.segment, part.mask(db, self.catalog, filters, caller, without)) for part in parts]

@@ -14,11 +14,18 @@ import msgspec
 from anabranch.domain.model import Value
 from anabranch.knowledge.index.contract import IndexFailed
 from anabranch.knowledge.index.opensearch import bodies
-from anabranch.knowledge.index.opensearch.client import NDJSON, BlockingClient, IndexMissing, IndexRefused, check
+from anabranch.knowledge.index.opensearch.client import (
+    NDJSON,
+    BlockingClient,
+    IndexMissing,
+    IndexRefused,
+    VersionConflict,
+    check,
+)
 from anabranch.knowledge.records import attributes, changes, documents, nodes
 from anabranch.knowledge.records import index_position as position
 from anabranch.knowledge.records.database import Database, ResultRow, Session
-from anabranch.knowledge.records.index_position import Position
+from anabranch.knowledge.records.index_position import Position, Written
 from anabranch.telemetry.log import Log
 
 T = TypeVar("T")
@@ -49,7 +56,7 @@ class Sizes(Value):
 class Batch(NamedTuple):
     """Documents as one snapshot has them: its newest change, the rows of documents and chunks, and the attributes."""
 
-    version: int
+    written: Written
     stored: Mapping[int, ResultRow]
     rows: Sequence[ResultRow]
     named: Mapping[int, Sequence[tuple[str, str]]]
@@ -80,6 +87,8 @@ class OpenSearchWriter:
         self._seq = 0
         self._suspected: tuple[int, ...] = ()
         self._checked_at = -CHECK_S
+        # Up to which change this writer has let an index say that it is written.
+        self._said: dict[str, int] = {}
         self._failure = ""
 
     @property
@@ -186,23 +195,26 @@ class OpenSearchWriter:
         found = self._database.reading(lambda db: position.usable(db, self._embedder))
         if found is None:
             return None
-        try:
-            said = self._client.call("GET", f"{found.name}/_doc/{bodies.POSITION}?stored_fields=seq,at")
-        except IndexMissing:
-            said = None
-        if said is None or "fields" not in said:
+        written = self._written(found.name)
+        if written is None:
             self._note("index_lost", name=found.name, hint="it is built again from the records")
             return None
-        [seq], [at] = said["fields"]["seq"], said["fields"]["at"]
-        # What was written last may be further than its note in the records, never behind it.
-        ahead = msgspec.structs.replace(found, seq=int(seq), seq_at=at or None)
-        if seq < found.seq or self._database.reading(lambda db: position.is_foreign(db, ahead, self._embedder)):
+        # It may be further than its note in the records, never behind it.
+        if written.seq < found.seq or not self._database.reading(partial(position.agrees, written=written)):
             self._note("index_of_other_records", name=found.name, hint="it is built again from the records")
             return None
         if self._database.reading(lambda db: changes.state(db).oldest > found.seq + 1):
             self._note("index_too_old", name=found.name, hint="it is built again from the records")
             return None
         return found
+
+    def _written(self, name: str) -> Written | None:
+        """What an index says of itself; None if it is gone, or does not say it."""
+        try:
+            said = self._client.call("GET", f"{name}/_doc/{bodies.POSITION}?stored_fields={','.join(bodies.WRITTEN)}")
+        except IndexMissing:
+            return None
+        return None if said is None else bodies.written_of(said)
 
     def _apply(self, found: Position) -> None:
         """Index what has changed since."""
@@ -219,13 +231,24 @@ class OpenSearchWriter:
         self._database.writing(lambda db: changes.trim(db, log.newest - KEPT_CHANGES))
 
     def _publish(self, written: Position, note: Callable[[Session, Position], T]) -> T:
-        """Make everything findable, and then say that it is: in the index, and in the records."""
+        """Make everything findable, and then say so in the records."""
+        self._say(written.name, Written(written.seq, written.seq_at))
         self._client.call("POST", f"{written.name}/_refresh", timeout_s=BULK_S)
-        said = msgspec.json.encode({"seq": written.seq, "at": written.seq_at or 0.0})
-        version = f"version={max(1, written.seq)}&version_type=external_gte"
-        self._client.call("PUT", f"{written.name}/_doc/{bodies.POSITION}?{version}", said)
         self._seq = written.seq
         return self._database.writing(lambda db: note(db, written), ordered=False)
+
+    def _say(self, name: str, written: Written) -> None:
+        """Let the index say up to which change it may be written, before it is: whatever happens to the writer then, it
+        shows whether the index is of records that have had this change."""
+        if self._said.get(name, 0) >= written.seq > 0:
+            return
+        said = msgspec.json.encode({"seq": written.seq, "at": written.at or 0.0})
+        version = f"version={max(1, written.seq)}&version_type=external_gte"
+        try:
+            self._client.call("PUT", f"{name}/_doc/{bodies.POSITION}?{version}", said)
+        except VersionConflict:  # another writer is further
+            return
+        self._said = {name: written.seq}
 
     def _build(self, progress: Callable[[int, int], None]) -> None:
         """Build an index from the records, or go on with one that is being built, and let searches read it."""
@@ -248,9 +271,10 @@ class OpenSearchWriter:
                 noted_at = time.monotonic()
                 self._database.writing(partial(position.note_building, position=started), ordered=False)
                 self._note("index_building", name=started.name, chunks=done, of=total)
-        before = self._publish(started, position.publish)
-        if before is not None:
-            self._delete(before)
+        before = self._database.reading(position.current)
+        self._publish(started, position.publish)
+        if before is not None and before.name != started.name:
+            self._drop(before)
         self._apply(started)
 
     def _started(self) -> Position | None:
@@ -288,6 +312,20 @@ class OpenSearchWriter:
         self._note("index_building", name=name)
         return made
 
+    def _drop(self, before: Position) -> None:
+        """Delete the index before, if it is of these records; name all that are left."""
+        written = self._written(before.name)
+        if written is not None and self._database.reading(partial(position.agrees, written=written)):
+            self._delete(before.name)
+        kept = self._database.reading(position.current)
+        found = self._client.call("GET", f"{self._client.name}-*/_settings")
+        if left := sorted(found.keys() - ({kept.name} if kept is not None else set())):
+            self._note(
+                "indices_not_used",
+                names=left,
+                hint="they were not made of these records: delete them if nobody uses them",
+            )
+
     def _delete(self, name: str) -> None:
         try:
             self._client.call("DELETE", name, timeout_s=BULK_S)
@@ -302,12 +340,13 @@ class OpenSearchWriter:
         left = iter(keys)
         while some := list(islice(left, DOCUMENTS)):
             batch = self._database.reading(partial(_batch, keys=some))
+            self._say(name, batch.written)
             gone = [key for key in some if key not in batch.stored]
             if gone and removing:
                 asked = msgspec.json.encode({"query": {"terms": {"document": gone}}})
                 path = f"{name}/_delete_by_query?conflicts=proceed"
                 self._client.call("POST", path, asked, timeout_s=BULK_S)
-            for part in _parts(bodies.chunks(name, max(1, batch.version), batch.rows, batch.stored, batch.named)):
+            for part in _parts(bodies.chunks(name, max(1, batch.written.seq), batch.rows, batch.stored, batch.named)):
                 self._send(part)
             sent += len(batch.rows)
         return sent
@@ -358,9 +397,14 @@ class OpenSearchWriter:
             self._log.warning(event, **more)
 
 
+def _newest(db: Session) -> Written:
+    log = changes.state(db, changes.state(db).newest)
+    return Written(log.newest, log.made_at)
+
+
 def _batch(db: Session, keys: Sequence[int]) -> Batch:
     return Batch(
-        version=changes.state(db).newest,
+        written=_newest(db),
         stored={row["key"]: row for row in documents.rows(db, keys)},
         rows=documents.indexable_chunks(db, keys),
         named=attributes.of_documents(db, keys),
