@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 # Nothing about its users leaves this process: ONNX Runtime would send usage data.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+os.putenv("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 from tokenizers import Encoding, Tokenizer
 

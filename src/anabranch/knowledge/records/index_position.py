@@ -25,7 +25,7 @@ class Position(Value):
     last_chunk: int = 0
 
 
-class Written(NamedTuple):
+class LastChange(NamedTuple):
     """What an index says of itself: the last change that may be in it, and when that was made."""
 
     seq: int
@@ -51,12 +51,12 @@ def is_foreign(db: Session, position: Position, embedder: str) -> bool:
     has the vectors of another embedder."""
     return (
         position.embedder != embedder
-        or not agrees(db, Written(position.seq, position.seq_at))
+        or not agrees(db, LastChange(position.seq, position.seq_at))
         or position.seq < embeddings.replaced_at(db)
     )
 
 
-def agrees(db: Session, written: Written) -> bool:
+def agrees(db: Session, written: LastChange) -> bool:
     """Whether these records have had the last change of an index. Those that were restored, or that a failover has
     shortened, have not, or another one of its number."""
     log = changes.state(db, written.seq)

@@ -16,7 +16,7 @@ from anabranch.knowledge.index.reader import terms_of
 from anabranch.knowledge.index.view import Elsewhere
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import ResultRow
-from anabranch.knowledge.records.index_position import Written
+from anabranch.knowledge.records.index_position import LastChange
 from anabranch.text.words import terms
 
 # Of a text, so many different terms are searched for: OpenSearch refuses queries of more than 1,024.
@@ -136,7 +136,7 @@ class Search(NamedTuple):
         written = {"query": {"ids": {"values": [POSITION]}}, "stored_fields": WRITTEN}
         yield {"size": 1, "_source": False, "track_total_hits": False, **written}
 
-    def found(self, replies: Sequence[Mapping[str, Any]]) -> tuple[list[int], Elsewhere, Written | None]:
+    def found(self, replies: Sequence[Mapping[str, Any]]) -> tuple[list[int], Elsewhere, LastChange | None]:
         """The keys in all lists, what was counted, and what the index says of itself."""
         *lists, numbers, counted, position = replies
         keys = {int(hit["_id"]) for one in lists for hit in one["hits"]["hits"]}
@@ -149,12 +149,12 @@ class Search(NamedTuple):
         return sorted(keys), elsewhere, next(map(written_of, position["hits"]["hits"]), None)
 
 
-def written_of(position: Mapping[str, Any]) -> Written | None:
+def written_of(position: Mapping[str, Any]) -> LastChange | None:
     """What the document of an index says that has its position; None if it does not say it."""
     fields = position.get("fields", {})
     if not {"seq", "at"} <= fields.keys():
         return None
-    return Written(int(fields["seq"][0]), float(fields["at"][0]) or None)
+    return LastChange(int(fields["seq"][0]), float(fields["at"][0]) or None)
 
 
 def is_partial(replies: Sequence[Mapping[str, Any]]) -> bool:

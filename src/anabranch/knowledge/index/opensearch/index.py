@@ -19,7 +19,7 @@ from anabranch.knowledge.index.view import Elsewhere, View
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import changes, documents
 from anabranch.knowledge.records.database import ResultRow, Session, StaleSnapshot
-from anabranch.knowledge.records.index_position import Position, Written, agrees, usable
+from anabranch.knowledge.records.index_position import LastChange, Position, agrees, usable
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class Found(NamedTuple):
 
     keys: Sequence[int] | None
     elsewhere: Elsewhere | None = None
-    written: Written | None = None
+    written: LastChange | None = None
     partial: bool = False
 
 

@@ -25,7 +25,7 @@ from anabranch.knowledge.index.opensearch.client import (
 from anabranch.knowledge.records import attributes, changes, documents, nodes
 from anabranch.knowledge.records import index_position as position
 from anabranch.knowledge.records.database import Database, ResultRow, Session
-from anabranch.knowledge.records.index_position import Position, Written
+from anabranch.knowledge.records.index_position import LastChange, Position
 from anabranch.telemetry.log import Log
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Sizes(Value):
 class Batch(NamedTuple):
     """Documents as one snapshot has them: its newest change, the rows of documents and chunks, and the attributes."""
 
-    written: Written
+    written: LastChange
     stored: Mapping[int, ResultRow]
     rows: Sequence[ResultRow]
     named: Mapping[int, Sequence[tuple[str, str]]]
@@ -208,7 +208,7 @@ class OpenSearchWriter:
             return None
         return found
 
-    def _written(self, name: str) -> Written | None:
+    def _written(self, name: str) -> LastChange | None:
         """What an index says of itself; None if it is gone, or does not say it."""
         try:
             said = self._client.call("GET", f"{name}/_doc/{bodies.POSITION}?stored_fields={','.join(bodies.WRITTEN)}")
@@ -232,12 +232,12 @@ class OpenSearchWriter:
 
     def _publish(self, written: Position, note: Callable[[Session, Position], T]) -> T:
         """Make everything findable, and then say so in the records."""
-        self._say(written.name, Written(written.seq, written.seq_at))
+        self._say(written.name, LastChange(written.seq, written.seq_at))
         self._client.call("POST", f"{written.name}/_refresh", timeout_s=BULK_S)
         self._seq = written.seq
         return self._database.writing(lambda db: note(db, written), ordered=False)
 
-    def _say(self, name: str, written: Written) -> None:
+    def _say(self, name: str, written: LastChange) -> None:
         """Let the index say up to which change it may be written, before it is: whatever happens to the writer then, it
         shows whether the index is of records that have had this change."""
         if self._said.get(name, 0) >= written.seq > 0:
@@ -397,9 +397,9 @@ class OpenSearchWriter:
             self._log.warning(event, **more)
 
 
-def _newest(db: Session) -> Written:
+def _newest(db: Session) -> LastChange:
     log = changes.state(db, changes.state(db).newest)
-    return Written(log.newest, log.made_at)
+    return LastChange(log.newest, log.made_at)
 
 
 def _batch(db: Session, keys: Sequence[int]) -> Batch:
