@@ -125,6 +125,25 @@ class NodeShop(Workshop):
                 await task
 
 
+async def test_what_another_node_must_finish_first_takes_no_lock(tmp_path: Path) -> None:
+    url = shared_postgres().create_database()
+    one, two = NodeShop(tmp_path / "one", url), NodeShop(tmp_path / "two", url)
+    try:
+        await one.collection()
+        for content in ("Herons eat fish.", "Herons eat frogs."):  # the second one waits for the first one
+            await one.room.ingest(OPERATOR, "notes", [text(content)])
+        [claimed] = one.claim(limit=1)
+        written: list[object] = []
+        two.database.write = two.database.writing = written.append  # type: ignore[assignment, method-assign]
+        assert await two.indexer._claim() == []
+        assert written == []
+        one.database.writing(partial(jobs.release, claims=[claimed]))
+        assert one.database.reading(lambda db: jobs.is_claimable(db, (), claimed.lane, two.id))
+    finally:
+        one.end()
+        two.end()
+
+
 async def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + seconds
     while not await asyncio.to_thread(condition):

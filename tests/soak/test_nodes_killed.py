@@ -1,5 +1,6 @@
-"""Three nodes on one PostgreSQL while nodes and the database are killed and paused: nothing that was acknowledged is
-lost or stored twice, and nobody is shown what others own. ANABRANCH_CLUSTER_S is how long that goes on."""
+"""Three nodes on one PostgreSQL, with an index each or with three nodes of OpenSearch, while nodes, the database, Redis
+and OpenSearch are killed and paused: nothing that was acknowledged is lost or stored twice, and nobody is shown what
+others own. ANABRANCH_CLUSTER_S is how long that goes on."""
 
 import asyncio
 import os
@@ -8,7 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ import pytest
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.postgres import PostgresDatabase
 from support.embedding_server import model_server
+from support.opensearch_server import OpenSearchCluster, running_opensearch, why_missing
 from support.postgres_server import PostgresServer, running_postgres
 from support.server_process import READY, Program, started
 from support.settings_collections import embedding
-from support.valkey_server import running_valkey
+from support.valkey_server import Valkey, running_valkey
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1_500)]
 
@@ -39,9 +41,19 @@ WORDS = ("heron", "otter", "stork", "swan", "crane", "gull", "newt", "toad")
 class Cluster:
     """The nodes, and what their clients have seen."""
 
-    def __init__(self, home: Path, postgres: PostgresServer, variables: dict[str, str], stack: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        home: Path,
+        postgres: PostgresServer,
+        valkey: Valkey,
+        index: OpenSearchCluster | None,
+        variables: dict[str, str],
+        stack: AsyncExitStack,
+    ) -> None:
         self.home = home
         self.postgres = postgres
+        self.valkey = valkey
+        self.index = index
         self.variables = variables
         self._stack = stack
         self.nodes: dict[int, Program] = {}
@@ -81,10 +93,14 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running(home: Path) -> AsyncIterator[Cluster]:
+async def running(home: Path, *, with_opensearch: bool) -> AsyncIterator[Cluster]:
     (home / "postgres").mkdir()
     (home / "valkey").mkdir()
-    with running_postgres(home / "postgres", durable=True) as postgres, running_valkey(home / "valkey") as valkey:
+    with (
+        running_postgres(home / "postgres", durable=True) as postgres,
+        running_valkey(home / "valkey") as valkey,
+        running_opensearch(3) if with_opensearch else nullcontext() as index,
+    ):
         url = postgres.create_database()
         database = PostgresDatabase.open(url)
         secrets = {owner: database.writing(partial(keys.create, user=owner))[1] for owner in OWNERS}
@@ -99,7 +115,9 @@ async def running(home: Path) -> AsyncIterator[Cluster]:
                 "AGGREGATOR_CALLER_CHANGES": "1000000",
                 "AGGREGATOR_LOG_LEVEL": "INFO",
             }
-            cluster = Cluster(home, postgres, variables, stack)
+            if index is not None:
+                variables["AGGREGATOR_INDEX_URL"] = index.url("soak")
+            cluster = Cluster(home, postgres, valkey, index, variables, stack)
             cluster.secrets = secrets
             await asyncio.gather(*map(cluster.start, range(NODES)))
             yield cluster
@@ -141,7 +159,9 @@ async def ask(cluster: Cluster, owner: str) -> None:
 async def disturb(cluster: Cluster) -> None:
     """One disturbance after the other, each ended before the next one begins."""
     until = time.monotonic() + SECONDS
-    faults = ["kill node", "pause node", "kill database", "pause database", "stop node"]
+    faults = ["kill node", "pause node", "kill database", "pause database", "stop node", "kill Redis"]
+    if cluster.index is not None:
+        faults[2:2] = ["kill index", "pause index"]
     while time.monotonic() < until:
         fault = faults.pop(0)
         faults.append(fault)
@@ -155,10 +175,31 @@ async def disturb(cluster: Cluster) -> None:
             await asyncio.to_thread(cluster.postgres.pause)
             await asyncio.sleep(2.0)
             await asyncio.to_thread(cluster.postgres.resume)
+        elif fault == "kill Redis":
+            await asyncio.to_thread(cluster.valkey.kill)
+            await asyncio.sleep(1.0)
+            await asyncio.to_thread(cluster.valkey.start)
+        elif fault in ("kill index", "pause index"):
+            await disturb_index(cluster, fault)
         else:
             await disturb_node(cluster, fault)
         for number in set(range(NODES)) - cluster.nodes.keys():
             await cluster.start(number)
+
+
+async def disturb_index(cluster: Cluster, fault: str) -> None:
+    """Each node in turn, so also the one that manages the others."""
+    assert cluster.index is not None
+    node = cluster.index.nodes[(cluster.counts[fault] - 1) % len(cluster.index.nodes)]
+    if fault == "pause index":
+        node.signal(signal.SIGSTOP)
+        await asyncio.sleep(PAUSE_S)
+        node.signal(signal.SIGCONT)
+        return
+    await asyncio.to_thread(node.kill)
+    await asyncio.sleep(2.0)
+    node.start()
+    await asyncio.to_thread(cluster.index.wait_for, len(cluster.index.nodes))
 
 
 async def disturb_node(cluster: Cluster, fault: str) -> None:
@@ -196,8 +237,15 @@ async def listed(cluster: Cluster, owner: str) -> list[str]:
         cursor = f"&cursor={page['next_cursor']}"
 
 
-async def test_nothing_is_lost_while_nodes_and_the_database_are_killed(tmp_path: Path) -> None:
-    async with running(tmp_path) as cluster:
+SIZES = [
+    pytest.param(False, id="replicated"),
+    pytest.param(True, id="cluster", marks=pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))),
+]
+
+
+@pytest.mark.parametrize("with_opensearch", SIZES)
+async def test_nothing_is_lost_while_everything_is_killed_in_turn(tmp_path: Path, with_opensearch: bool) -> None:
+    async with running(tmp_path, with_opensearch=with_opensearch) as cluster:
         for owner in OWNERS:
             status, found = await cluster.call(owner, "POST", "/v1/collections", {"name": owner})
             assert status == 201, found
@@ -210,9 +258,25 @@ async def test_nothing_is_lost_while_nodes_and_the_database_are_killed(tmp_path:
         assert cluster.wrong == []
         for owner in OWNERS:
             await all_stored_once(cluster, owner)
+            await all_found(cluster, owner)
         print(dict(cluster.counts))  # noqa: T201  pytest shows it with -s
         print(f"longest times between two answers: {[round(gap, 1) for gap in sorted(cluster.gaps)[-8:]]} s")  # noqa: T201
         assert max(cluster.gaps) < LONGEST_GAP_S
+
+
+async def all_found(cluster: Cluster, owner: str) -> None:
+    """A sample of what was acknowledged, each by its number."""
+    accepted = cluster.accepted[owner]
+    for text in random.sample(accepted, min(20, len(accepted))):
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            wanted = next(word for word in text.split() if word.startswith("number"))
+            body = {"query": f"What is {wanted}?", "top_k": 20, "similarity_threshold": 0.0}
+            status, answer = await cluster.call(owner, "POST", "/v1/query", body)
+            if status == 200 and text[:60] in str(answer):
+                break
+            assert time.monotonic() < deadline, (text, status, str(answer)[:500])
+            await asyncio.sleep(0.5)
 
 
 async def all_stored_once(cluster: Cluster, owner: str) -> None:

@@ -460,6 +460,10 @@ class Indexer:
         for lane in sorted(waiting, key=lambda lane: (self._running[lane], turns.get(lane, -1))):
             if not self._has_room(lane):
                 continue
+            if self._node is not None and not await self._database.read(
+                partial(jobs.is_claimable, held=self._held, lane=lane, node=self._name)
+            ):
+                continue  # nodes look often, and a claim holds up the writes of all of them
             limit = 1 if lane.is_url else CLAIM_LIMIT
             claim = partial(jobs.claim, limit=limit, held=self._held, lane=lane, node=self._name)
             claims = await self._database.write(claim)

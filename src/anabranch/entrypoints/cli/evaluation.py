@@ -12,13 +12,14 @@ from typing import Any
 import click
 import msgspec
 
+from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder
 from anabranch.entrypoints.cli.answer_evaluation import answers
 from anabranch.entrypoints.cli.bar_chart import bar_chart
 from anabranch.entrypoints.cli.evaluation_documents import COLLECTION, ingested, text_document, writing
 from anabranch.entrypoints.cli.options import chunking_given, chunking_options, json_option, settings_option
-from anabranch.entrypoints.cli.resources import OPERATOR, embedding, index_of, records, require_model
+from anabranch.entrypoints.cli.resources import OPERATOR, embedding, records, require_model
 from anabranch.entrypoints.cli.terminal import counted, notes, output, print_json, print_table, progress
 from anabranch.knowledge.calibrate import RelevanceFit, TopicFit, fit_relevance, fit_topics
 from anabranch.knowledge.evaluate import STAGES, Dataset, Measures, Stage, evaluate, read
@@ -74,12 +75,12 @@ def calibration(dataset: Path, as_json: bool, settings: Settings) -> None:
 
 
 async def _calibrate(settings: Settings, test: Dataset) -> tuple[RelevanceFit, TopicFit]:
-    from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415
+    from anabranch.app.search_index import open_index  # noqa: PLC0415  numpy loads only where it is needed
 
-    async with _ingested(settings, test, Chunking(strategy="sentence")) as (_, embedder):
+    async with _ingested(settings, test, Chunking(strategy="sentence")) as (_, embedder), outbound_for(settings) as out:
         with progress("Searching", unit="queries") as advance, records(settings) as database:
-            reader = IndexReader(index_of(settings))
-            relevance = await fit_relevance(database, reader, embedder, test, advance)
+            index = open_index(settings, out, embedder.name)
+            relevance = await fit_relevance(database, index, embedder, test, advance)
         with progress("Comparing topics", unit="texts") as advance:
             return relevance, await fit_topics(embedder, test, advance)
 
@@ -149,13 +150,14 @@ def retrieval(
 
 async def _evaluate(settings: Settings, test: Dataset, stages: Sequence[Stage], cut: Chunking) -> dict[str, Any]:
     """The measures and what they were taken on, as `--json` and results.json have them."""
-    from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415  numpy loads only where it is needed
+    from anabranch.app.search_index import open_index  # noqa: PLC0415  numpy loads only where it is needed
 
     begin = time.perf_counter()
-    async with _ingested(settings, test, cut) as (opened, embedder):
+    async with _ingested(settings, test, cut) as (opened, embedder), outbound_for(settings) as out:
         ingested = time.perf_counter()
         with progress("Searching", unit="queries") as advance, records(settings) as database:
-            measured = await evaluate(database, IndexReader(index_of(settings)), embedder, test, stages, advance)
+            index = open_index(settings, out, embedder.name)
+            measured = await evaluate(database, index, embedder, test, stages, advance)
         counts = await opened.collection(OPERATOR, COLLECTION)
         return {
             "dataset": test.name,

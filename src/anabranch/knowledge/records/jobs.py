@@ -305,6 +305,11 @@ def claim(db: Session, limit: int, held: Some[Hold] = (), lane: Lane | None = No
     return claims
 
 
+def is_claimable(db: Session, held: Some[Hold], lane: Lane, node: str) -> bool:
+    """Whether `claim` would find something: a look that no other write waits for."""
+    return bool(_claimable(db, 1, {*held, *_held_elsewhere(db, node)}, lane))
+
+
 def _held_elsewhere(db: Session, node: str) -> set[Hold]:
     """What other nodes are processing."""
     rows = db.execute(
