@@ -160,6 +160,7 @@ def main() -> None:
     options.add_argument("--index", required=True, help="the address of OpenSearch, with a name")
     options.add_argument("--chunks", type=int, default=1_000_000)
     options.add_argument("--queries", type=int, default=220)
+    options.add_argument("--filled", action="store_true", help="the database has the chunks from an earlier run")
     options.add_argument("--keep", action="store_true", help="write the figures to benchmarks/results")
     given = options.parse_args()
     corpus = data.corpus(given.chunks)
@@ -170,7 +171,8 @@ def main() -> None:
     embedder = Made(questions).name
     with closing(PostgresDatabase.open(given.database)) as database:
         began = time.perf_counter()
-        fill(database, corpus, embedder)
+        if not given.filled:
+            fill(database, corpus, embedder)
         stored_s = time.perf_counter() - began
         began, cpu = time.perf_counter(), time.process_time()
         with index_writer(settings, database, embedder) as writer:
@@ -183,7 +185,7 @@ def main() -> None:
     port = int(given.index.split("://")[1].split("/")[0].split(",")[0].rpartition(":")[2])
     result = {
         "chunks": given.chunks,
-        "stored_per_s": round(given.chunks / stored_s),
+        "stored_per_s": None if given.filled else round(given.chunks / stored_s),
         "indexed_per_s": round(given.chunks / indexed_s),
         "indexing_cpu_ms_per_chunk": round(1_000 * indexed_cpu_s / given.chunks, 2),
         "records_mb": round(size / 1e6),

@@ -415,21 +415,21 @@ def _indexed_fact(node: str) -> str:
 
 def indexable_chunks(db: Session, documents: Sequence[int]) -> list[ResultRow]:
     """Key, document, type, title, headers, text and vector of the chunks of some documents, by key."""
-    spans = "documents JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count"
-    return _indexable(db, spans, "documents", documents)
+    # Their keys first: PostgreSQL would join by a range of keys with a scan of all chunks.
+    query = (
+        "SELECT first_chunk, chunk_count FROM documents WHERE key IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
+    )
+    spans = _pairs(db, query, as_json(documents))
+    return indexable_by_key(db, [key for first, count in sorted(spans) for key in range(first, first + count)])
 
 
 def indexable_by_key(db: Session, chunks: Sequence[int]) -> list[ResultRow]:
     """The same of these chunks, as far as there are any."""
-    return _indexable(db, "chunks JOIN documents ON documents.key = chunks.document", "chunks", chunks)
-
-
-def _indexable(db: Session, tables: str, named: str, keys: Sequence[int]) -> list[ResultRow]:
     return db.execute(
-        "SELECT chunks.key, chunks.document, chunks.kind, title, headers, chunks.text, embeddings.vector "  # noqa: S608
-        f"FROM {tables} JOIN embeddings ON embeddings.chunk = chunks.key "
-        f"WHERE {named}.key IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY chunks.key",
-        (as_json(keys),),
+        "SELECT chunks.key, chunks.document, chunks.kind, title, headers, chunks.text, embeddings.vector FROM chunks "
+        "JOIN documents ON documents.key = chunks.document JOIN embeddings ON embeddings.chunk = chunks.key "
+        "WHERE chunks.key IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY chunks.key",
+        (as_json(chunks),),
     ).fetchall()
 
 
