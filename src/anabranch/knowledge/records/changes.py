@@ -1,21 +1,13 @@
 """The log of the documents and collections that changed, for readers that keep a copy of them."""
 
 import time
-from secrets import randbits
 from typing import NamedTuple
 
 from anabranch.knowledge.records.database import Session
 
 
-def record(db: Session, op: str, document: int, collection: int | None = None) -> None:
-    """Record a change of a document of a collection, or of a collection: the negative of its key. It gives the
-    collection another version: a random one, because the numbers of changes are used again in restored records."""
+def record(db: Session, op: str, document: int) -> None:
     db.execute("INSERT INTO changes (op, document, at) VALUES (?, ?, ?)", (op, document, time.time()))
-    if collection is not None:
-        db.execute(
-            "INSERT INTO versions VALUES (?, ?) ON CONFLICT (collection) DO UPDATE SET version = excluded.version",
-            (collection, randbits(62)),
-        )
 
 
 class LogState(NamedTuple):

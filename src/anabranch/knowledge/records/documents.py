@@ -68,7 +68,7 @@ def insert(
         ((number, embedding.vector, embedding.tokens) for number, embedding in enumerate(embeddings, first)),
     )
     db.execute(f"{MEASURE} WHERE key = ?", (key,))
-    changes.record(db, "add", key, draft.collection)
+    changes.record(db, "add", key)
     [stored] = _select(db, "key = ?", key)
     _record(db, "replaced" if old else "added", stored, chunks=stored.chunk_count)
     return stored
@@ -111,8 +111,7 @@ def _insert_document(
 def remove(db: Session, key: int, *, delete_citations: bool = True, recorded: bool = True) -> int:
     """Delete a document and everything that belongs to it; returns how many chunks it had. Unless it is `recorded` in
     the audit log, the caller records what it does."""
-    query = "SELECT id, collection, title, first_chunk, chunk_count FROM documents WHERE key = ?"
-    row = db.execute(query, (key,)).fetchone()
+    row = db.execute("SELECT id, title, first_chunk, chunk_count FROM documents WHERE key = ?", (key,)).fetchone()
     if row is None:
         return 0
     if recorded:
@@ -129,7 +128,7 @@ def remove(db: Session, key: int, *, delete_citations: bool = True, recorded: bo
         quoting = "query IN (SELECT query FROM retrievals WHERE document = ?)"
         db.execute(f"UPDATE responses SET sentences = NULL WHERE {quoting}", (row["id"],))  # noqa: S608
         db.execute("DELETE FROM citations WHERE document = ?", (row["id"],))
-    changes.record(db, "remove", key, row["collection"])
+    changes.record(db, "remove", key)
     return int(row["chunk_count"])
 
 
@@ -155,7 +154,7 @@ def erase(db: Session, erased: Erased) -> int:
         for stored in _select(db, allowed, user):
             permissions = stored.permissions.without(user)
             _set_permissions(db, stored.key, permissions)
-            changes.record(db, "update", stored.key, stored.collection)
+            changes.record(db, "update", stored.key)
             _record(db, "permissions_changed", msgspec.structs.replace(stored, permissions=permissions))
     return len(keys)
 
@@ -185,7 +184,7 @@ def describe(
         (title, as_json(metadata), day, connector_id, time.time(), key),
     )
     attributes.replace(db, key, metadata, connector_id or stored.connector_id)
-    changes.record(db, "update", key, stored.collection)
+    changes.record(db, "update", key)
     [changed] = _select(db, "key = ?", key)
     _record(db, "changed" if permissions == stored.permissions else "permissions_changed", changed)
     return changed

@@ -62,7 +62,6 @@ TABLES = (
     CopiedTable("chunks", ("key",)),
     CopiedTable("embeddings", ("chunk",)),
     CopiedTable("changes", ("seq",)),
-    CopiedTable("versions", ("collection",), changing=True),
     CopiedTable("jobs", ("key",), changing=True, upserted=True),
     CopiedTable("items", ("key",), changing=True, parent=("job", "jobs")),
     CopiedTable("uploads", ("item",), changing=True),
@@ -82,6 +81,7 @@ TABLES = (
     CopiedTable("audit_chain", ("anchor_seq", "anchor_hash", "head_seq", "head_hash"), prefilled=True),
     CopiedTable("facts", ("name",), changing=True, prefilled=True),
     CopiedTable("stored", ("owner",), changing=True, upserted=True, prefilled=True),
+    CopiedTable("versions", ("collection",), changing=True, upserted=True, prefilled=True),
 )
 # What each database has for itself: its counters of keys, and the nodes that use it.
 LEFT_OUT = ("nodes", "reserved")

@@ -405,7 +405,17 @@ CREATE TRIGGER stored_more_or_less AFTER INSERT OR DELETE OR UPDATE OF stored_by
     FOR EACH ROW EXECUTE FUNCTION count_stored();
 """
 
-VERSIONS = "CREATE TABLE versions (collection BIGINT PRIMARY KEY, version BIGINT NOT NULL);"
+VERSIONS = """
+CREATE TABLE versions (collection BIGINT PRIMARY KEY, version BIGINT NOT NULL);
+CREATE FUNCTION replace_version() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO versions VALUES (coalesce(new.collection, old.collection), (random() * 9e18)::bigint)
+        ON CONFLICT (collection) DO UPDATE SET version = excluded.version;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER versions_changed AFTER INSERT OR DELETE OR UPDATE ON documents
+    FOR EACH ROW EXECUTE FUNCTION replace_version();
+"""
 
 # Texts are compared byte by byte, as in SQLite.
 MIGRATIONS = (

@@ -466,9 +466,22 @@ ALTER TABLE items ADD COLUMN node TEXT NOT NULL DEFAULT '';
 CREATE INDEX items_processed ON items (key) WHERE status = 'processing';
 """
 
-# A number for each collection that every change of its documents replaces: what was found before is known by it.
+# A random number for each collection that every change of its documents replaces, whichever version of Anabranch makes
+# it: what was found before is known by it. The numbers of changes would be used again in restored records.
 VERSIONS = """
 CREATE TABLE versions (collection INTEGER PRIMARY KEY, version INTEGER NOT NULL);
+CREATE TRIGGER versions_insert AFTER INSERT ON documents BEGIN
+    INSERT INTO versions VALUES (new.collection, random())
+    ON CONFLICT (collection) DO UPDATE SET version = excluded.version;
+END;
+CREATE TRIGGER versions_update AFTER UPDATE ON documents BEGIN
+    INSERT INTO versions VALUES (new.collection, random())
+    ON CONFLICT (collection) DO UPDATE SET version = excluded.version;
+END;
+CREATE TRIGGER versions_delete AFTER DELETE ON documents BEGIN
+    INSERT INTO versions VALUES (old.collection, random())
+    ON CONFLICT (collection) DO UPDATE SET version = excluded.version;
+END;
 """
 
 MIGRATIONS = (
