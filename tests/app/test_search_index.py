@@ -14,7 +14,7 @@ from aiohttp import connector
 
 from anabranch.app.search_index import index_writer, open_index
 from anabranch.configuration.settings import Settings, load, secrets_of
-from anabranch.knowledge.index.contract import IndexFailed
+from anabranch.domain.errors import IndexFailed
 from anabranch.knowledge.index.opensearch.client import IndexUnreachable
 from anabranch.knowledge.index.opensearch.writer import OpenSearchWriter
 from anabranch.knowledge.records import index_position

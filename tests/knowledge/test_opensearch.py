@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from anabranch.domain.errors import IndexFailed
 from anabranch.domain.model import COLLECTION_ADDRESS, Query
-from anabranch.knowledge.index.contract import IndexFailed
 from anabranch.knowledge.index.opensearch import index as opensearch_index
 from anabranch.knowledge.index.opensearch.client import IndexAddress, IndexRefused, IndexUnreachable
 from anabranch.knowledge.index.opensearch.index import OpenSearchIndex
-from anabranch.knowledge.model import Permissions
-from anabranch.knowledge.records import index_position
+from anabranch.knowledge.index.opensearch.writer import OpenSearchWriter
+from anabranch.knowledge.model import Caller, Permissions
+from anabranch.knowledge.records import changes, index_position
 from anabranch.testing import FakeEmbedder
 from support.knowledge_fixtures import ALICE, BOB, OPERATOR, Workshop, workshop
 from support.opensearch_client import client_of, outbound
@@ -119,18 +120,111 @@ async def test_a_writer_that_has_noted_less_than_it_wrote_goes_on(shop: Workshop
     assert await held(shop) == 4
 
 
-async def test_an_index_that_is_lost_is_built_again(shop: Workshop) -> None:
+async def test_an_index_that_is_lost_is_searched_in_memory_and_built_again(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = position(shop).name
     assert set(await shop.titles("fish")) == {"Herons", "Otters", "Storks"}
     await call(shop, "DELETE", name)
     damaged: list[str] = []
     shop.reader._damaged = damaged.append
+    for _ in range(2):
+        assert set(await shop.titles("fish")) == {"Herons", "Otters", "Storks"}
+    assert damaged == [name]
+    monkeypatch.setattr(opensearch_index, "MAX_CHUNKS", 2)
+    await shop.put("Newts eat fish.")  # it is built now
+    assert position(shop).name != name
+    hits = await shop.room.find(Query(text="fish", limit=5, similarity_threshold=0.0), OPERATOR)
+    assert ({one.title for one in hits.passages}, hits.partial) == ({"Herons", "Otters", "Storks", "Newts"}, False)
+    await call(shop, "DELETE", position(shop).name)
     hits = await shop.room.find(Query(text="fish", limit=5, similarity_threshold=0.0), OPERATOR)
     assert (hits.passages, hits.partial, hits.seen) == ([], True, "")
-    assert damaged == [name]
+    assert await shop.room.is_index_damaged()
+
+
+async def test_what_is_sent_late_does_not_make_a_deleted_index_again(shop: Workshop) -> None:
+    name = position(shop).name
+    listed, _ = await shop.room.documents(OPERATOR, None, 0, 10)
+    await call(shop, "DELETE", name)
+    with pytest.raises(IndexFailed, match="has no index"):
+        shop.writer._index(name, [listed[0].key])
+    found = await call(shop, "GET", f"{shop.writer._client.name}-*/_settings")
+    assert found == {}
+
+
+async def test_an_interrupted_build_does_not_go_on_with_changes_that_are_forgotten(shop: Workshop) -> None:
+    shop.writer._new(128)
+    half = shop.database.reading(index_position.building)
+    assert half is not None
+    listed, _ = await shop.room.documents(OPERATOR, None, 0, 10)
+    await shop.room.describe(OPERATOR, listed[0].id, permissions=PRIVATE)
+    shop.database.writing(lambda db: changes.trim(db, half.seq + 2))
+    await asyncio.to_thread(shop.writer.rebuild)
+    assert position(shop).name != half.name
+    assert set(await shop.titles("fish", BOB)) == {"Otters", "Storks"}
+
+
+async def test_an_erasure_leaves_nothing_that_was_sent_and_not_noted(shop: Workshop) -> None:
+    name = position(shop).name
+    async with workshop(shop.folder) as other:  # which has no index to write
+        await other.put("Newts eat fish.")
+    [newt] = [one for one in (await shop.room.documents(OPERATOR, None, 0, 10))[0] if one.title == "Newts"]
+    shop.writer._index(name, [newt.key])  # and killed before it was refreshed
+    shop.writer._new(128)  # another one, in the middle of a rebuild
+    await shop.room.delete_document(OPERATOR, newt.id)
+    await asyncio.to_thread(shop.writer.drop_deleted)
+    assert await held(shop) == 3
+    assert shop.database.reading(index_position.building) is None
+    found = await call(shop, "GET", f"{shop.writer._client.name}-*/_settings")
+    assert set(found) == {name}
+
+
+async def test_a_chunk_that_opensearch_refuses_holds_up_no_other(shop: Workshop) -> None:
+    noted: list[tuple[str, Any]] = []
+    shop.writer._note = lambda event, **more: noted.append((event, more.get("chunks")))
+    original = shop.writer._send
+    shop.writer._send = lambda body: original(body.replace(b'"kind":"paragraph"', b'"kind":{"no":"word"}', 1))
+    await shop.put("Newts eat fish.", "Toads eat flies.")
+    assert [event for event, _ in noted] == ["chunks_not_indexed"]
+    assert set(await shop.titles("fish")) >= {"Herons", "Toads"}
+
+
+async def test_long_lists_of_readers_are_one_name(shop: Workshop) -> None:
+    users = ("bob", *(f"user {number} {'x' * 200}" for number in range(300)))
+    await shop.put("Ravens eat all.", permissions=Permissions(visibility="restricted", allowed_users=users))
+    await shop.put("Swans eat all.", permissions=Permissions(visibility="restricted", allowed_users=users[-1:]))
+    found = await call(shop, "POST", f"{position(shop).name}/_search", {"query": {"term": {"readers": users[5]}}})
+    assert found["hits"]["total"]["value"] == 0
+    assert "Ravens" in await shop.titles("ravens", BOB)
+    assert "Ravens" not in await shop.titles("ravens", ALICE)
+    assert {"Ravens", "Swans"} <= set(await shop.titles("ravens swans", Caller(user=users[-1])))
+    assert {"Ravens", "Swans"} <= set(await shop.titles("ravens swans", OPERATOR))
+    many = Caller(user="carol", groups=tuple(f"group {number}" for number in range(70_000)))
+    assert "Ravens" not in await shop.titles("ravens", many)
+
+
+async def test_two_embedders_do_not_replace_each_others_index(shop: Workshop) -> None:
+    other = OpenSearchWriter(shop.database, shop.writer._client, "other")
+    name = position(shop).name
+    with pytest.raises(IndexFailed, match="'other'"):
+        other.fold()
+    assert position(shop).name == name
+
+
+async def test_a_part_that_does_not_answer_is_asked_again(shop: Workshop) -> None:
+    before, original = position(shop), shop.writer._client.call
+
+    def failing(method: str, path: str, *rest: Any, **more: Any) -> Any:
+        reply = original(method, path, *rest, **more)
+        return {**reply, "_shards": {"total": 2, "failed": 1}} if path.endswith("/_refresh") else reply
+
+    shop.writer._client.call = failing
+    with pytest.raises(IndexFailed, match="did not answer"):
+        await shop.put("Newts eat fish.")
+    assert position(shop) == before
+    shop.writer._client.call = original
     await fold(shop)
-    assert position(shop).name != name
-    assert set(await shop.titles("fish")) == {"Herons", "Otters", "Storks"}
+    assert position(shop).seq > before.seq
 
 
 async def test_an_index_with_less_or_more_than_the_records_is_repaired(shop: Workshop) -> None:

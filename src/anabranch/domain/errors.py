@@ -216,6 +216,12 @@ class InternalError(AnabranchError):
     code = "internal_error"
 
 
+class IndexFailed(AnabranchError):
+    """An index outside of the data folder cannot be reached, or refuses a request."""
+
+    code = "service_unavailable"
+
+
 class UpstreamError(UpstreamFailure):
     """`address` is the host and the port that failed. The message does not have it: who may not know what the operator
     configured gets the message alone."""

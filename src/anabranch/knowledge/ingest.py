@@ -16,11 +16,11 @@ import msgspec
 
 from anabranch.domain.audit import OPERATOR, USER, Actor, acting
 from anabranch.domain.contracts import Embedder, RunInThread
-from anabranch.domain.errors import AnabranchError, QuotaReached
+from anabranch.domain.errors import AnabranchError, IndexFailed, QuotaReached
 from anabranch.domain.model import Embedding
 from anabranch.domain.shares import Claimant, Limit, claimant
 from anabranch.knowledge.chunking import chunk
-from anabranch.knowledge.index.contract import IndexFailed, IndexUpdates
+from anabranch.knowledge.index.contract import IndexUpdates
 from anabranch.knowledge.model import (
     FOLLOWS_COLLECTION,
     Chunking,
@@ -54,6 +54,7 @@ URLS_EACH = 8
 URLS = 32
 # More than all batches together: what is chunked, embedded and stored alone takes so many units.
 ALONE = 64
+INDEX_RETRY_S = 3.0
 # Waiting chunks that are indexed at once.
 FOLD_ROWS = 5_000
 IDLE_S = 3.0
@@ -500,8 +501,10 @@ class Indexer:
             rows, age_s = await asyncio.to_thread(self._writer.unindexed)
             idle_s = 0.0 if self._running else idle_s + POLL_S
             if rows and (rows >= FOLD_ROWS or age_s >= self._writer.fold_s or idle_s >= IDLE_S):
-                with suppress(IndexFailed):  # it is tried again
+                try:
                     await asyncio.to_thread(self._writer.fold)
+                except IndexFailed:  # which the writer has logged
+                    await asyncio.sleep(INDEX_RETRY_S)
                 compacted = False
             elif idle_s >= 2 * IDLE_S and not compacted:
                 await asyncio.to_thread(self._writer.compact)

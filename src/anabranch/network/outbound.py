@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import io
 import socket
 import ssl
 import zlib
@@ -33,6 +34,7 @@ MAX_ADDRESS = 100
 NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 # Shorter than the five seconds after which most servers close an idle connection.
 IDLE_S = 4.0
+LARGE_BODY = 1 << 20
 RESENDS = 2
 # The body of a reply is read in pieces, and after some of them others have their turn: one read of many tiny chunks
 # takes as long as one of a hundred times the bytes.
@@ -121,11 +123,18 @@ class AiohttpOutbound:
             session = self._public if public_only else self._allowed
         sent = {**OWN_HEADERS, **headers}
         return PendingRequest(
-            lambda: session.request(method, target, data=body, headers=sent, allow_redirects=False, timeout=NO_TIMEOUT),
+            lambda: session.request(
+                method, target, data=_streamed(body), headers=sent, allow_redirects=False, timeout=NO_TIMEOUT
+            ),
             target,
             self._max_reply_bytes,
             self._places,
         )
+
+
+def _streamed(body: bytes | None) -> bytes | io.BytesIO | None:
+    """A large body is written in parts, so that others have their turn meanwhile."""
+    return body if body is None or len(body) < LARGE_BODY else io.BytesIO(body)
 
 
 class CallPlaces:

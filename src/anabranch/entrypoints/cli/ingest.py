@@ -21,6 +21,7 @@ from anabranch.domain.errors import (
     AnabranchError,
     ConfigurationError,
     Conflict,
+    IndexFailed,
     InternalError,
     LimitReached,
     NotFound,
@@ -526,7 +527,7 @@ def _update_index(settings: Settings) -> None:
 
     embedder = settings.embedding_model or LocalEmbedder.name
     with (
-        suppress(Conflict),
+        suppress(Conflict, IndexFailed),  # a server brings the index up to date, too
         alone(folder_of(settings)),
         records(settings) as database,
         index_writer(settings, database, embedder) as writer,

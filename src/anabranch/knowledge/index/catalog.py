@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from anabranch.domain.model import Filters
 from anabranch.knowledge.collection_names import only
-from anabranch.knowledge.index.permission_classes import CollectionReaders, PermissionClasses, names_of
+from anabranch.knowledge.index.permission_classes import CollectionReaders, PermissionClasses
 from anabranch.knowledge.index.segment import Mask
 from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import attributes, changes, collections, documents
@@ -244,7 +244,7 @@ class Catalog:
 
     def readers(self, caller: Caller) -> Sequence[str]:
         """What the caller is among the readers of documents."""
-        return list(names_of(caller, self._readers.permitting(caller)))
+        return self._classes.indexed_names(caller, self._readers.permitting(caller))
 
     def chunk_count(self, keys: Sequence[int]) -> int:
         """How many chunks these documents have."""

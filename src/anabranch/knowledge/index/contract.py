@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Embedding, Filters
 from anabranch.knowledge.index.catalog import Catalog
 from anabranch.knowledge.index.view import View
@@ -12,12 +11,6 @@ from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import Database, Session
 
 T = TypeVar("T")
-
-
-class IndexFailed(AnabranchError):
-    """The index cannot be reached, or refuses a request."""
-
-    code = "service_unavailable"
 
 
 class Wanted(NamedTuple):

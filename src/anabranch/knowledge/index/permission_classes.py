@@ -18,6 +18,10 @@ EVERYBODY = "everybody"
 MIN_UNUSED = 1_024
 
 
+# A list of more users and groups is one name in an index outside of the data folder: it is sent with each chunk.
+LONG_LIST, LONG_NAME = 50, 200
+
+
 class PermissionClass(NamedTuple):
     """`followed` is the key of the collection that decides, 0 if the document has permissions of its own."""
 
@@ -32,6 +36,7 @@ class PermissionClasses:
     def __init__(self) -> None:
         self._numbers: dict[PermissionClass, int] = {}
         self._digests: list[bytes] = []
+        self._long_lists: dict[int, str] = {}
         self._of: dict[str, list[int]] = {}
         self._limit = MIN_UNUSED
 
@@ -44,7 +49,9 @@ class PermissionClasses:
         found = self._numbers.get(one)
         if found is None:
             found = self._numbers[one] = len(self._numbers)
-            self._digests.append(blake2b(msgspec.json.encode(one), digest_size=16).digest())
+            self._digests.append(_digest(one))
+            if len(permissions.granted) > LONG_LIST:
+                self._long_lists[found] = _list_name(one)
             for reader in readers_of(owner, permissions, one.followed):
                 self._of.setdefault(reader, []).append(found)
         return found
@@ -58,6 +65,14 @@ class PermissionClasses:
             mask[self._of.get(reader, [])] = True
         return mask
 
+    def indexed_names(self, caller: Caller, followed: Iterable[int] = ()) -> list[str]:
+        """What a caller is among readers in an index outside of the data folder."""
+        if caller.operator:
+            return [OPERATOR]
+        allowed = self.permitted(caller, followed)
+        lists = [name for number, name in self._long_lists.items() if allowed[number]]
+        return [*map(_indexed, names_of(caller, followed)), *lists]
+
     def digest(self, numbers: Iterable[int], allowed: NDArray[np.bool_]) -> bytes:
         """A hash of those of these classes that are allowed, equal in every process."""
         return blake2b(b"".join(sorted(self._digests[one] for one in numbers if allowed[one])), digest_size=16).digest()
@@ -69,7 +84,7 @@ class PermissionClasses:
             return False
         used, renumbered = np.unique(numbers[alive], return_inverse=True)
         kept = list(self._numbers)
-        self._numbers, self._digests, self._of = {}, [], {}
+        self._numbers, self._digests, self._long_lists, self._of = {}, [], {}, {}
         for number in used.tolist():
             one = kept[number]
             self.number(one.owner, one.permissions, one.followed)
@@ -110,6 +125,27 @@ def readers_of(owner: str, permissions: Permissions, collection: int = 0) -> set
     elif permissions.visibility == "collection" and collection:
         readers.add(f"{COLLECTION_ADDRESS}{collection}")
     return readers
+
+
+def indexed_readers(owner: str, permissions: Permissions, collection: int) -> set[str]:
+    """The same, as an index outside of the data folder has them."""
+    if len(permissions.granted) <= LONG_LIST:
+        return set(map(_indexed, readers_of(owner, permissions, collection)))
+    one = PermissionClass(owner, permissions, collection if permissions.visibility == "collection" else 0)
+    return {OPERATOR, _indexed(USER + owner), _list_name(one)}
+
+
+def _indexed(name: str) -> str:
+    """OpenSearch refuses very long names."""
+    return name if len(name) <= LONG_NAME else f"long:{blake2b(name.encode(), digest_size=16).hexdigest()}"
+
+
+def _list_name(one: PermissionClass) -> str:
+    return f"list:{_digest(one).hex()}"
+
+
+def _digest(one: PermissionClass) -> bytes:
+    return blake2b(msgspec.json.encode(one), digest_size=16).digest()
 
 
 def names_of(caller: Caller, followed: Iterable[int] = ()) -> Iterator[str]:

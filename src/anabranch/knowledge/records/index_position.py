@@ -73,6 +73,15 @@ def publish(db: Session, position: Position) -> None:
     forget_fact(db, BUILDING)
 
 
+def forget_building(db: Session) -> None:
+    forget_fact(db, BUILDING)
+
+
+def needed_changes(db: Session) -> int:
+    """The last change that an index includes which is written: later ones must be kept."""
+    return min((one.seq for one in (current(db), building(db)) if one is not None), default=0)
+
+
 def advance(db: Session, position: Position) -> bool:
     """Note that an index includes more changes; False if it is no longer the current one. Of two writers, the one that
     is further wins."""

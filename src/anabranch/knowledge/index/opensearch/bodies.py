@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from anabranch.domain.model import Filters
 from anabranch.knowledge.index.catalog import attributes_of
-from anabranch.knowledge.index.permission_classes import readers_of
+from anabranch.knowledge.index.permission_classes import indexed_readers
 from anabranch.knowledge.index.reader import terms_of
 from anabranch.knowledge.index.view import Elsewhere
 from anabranch.knowledge.records import documents
@@ -23,6 +23,7 @@ from anabranch.text.words import terms
 MAX_TERMS = 500
 # Lists are longer by this: what they hold may have been deleted since.
 SPARE = 10
+MAX_LISTED = 65_000
 # A numpy float of 32 bits has no more digits.
 DIGITS = 7
 POSITION = "position"
@@ -41,8 +42,16 @@ def settings(shards: int, replicas: int) -> Mapping[str, Any]:
             "knn": True,
             "knn.derived_source.enabled": False,
             "merge.policy.expunge_deletes_allowed": 0,
+            # What a writer sends that was paused does not bring back what was deleted meanwhile.
+            "gc_deletes": "1h",
         }
     }
+
+
+def alias_of(name: str) -> str:
+    """The name under which an index is written: OpenSearch makes an index of whatever is written to a name that it does
+    not know, but no alias."""
+    return f"{name}.write"
 
 
 def mapping(dimensions: int) -> Mapping[str, Any]:
@@ -80,7 +89,8 @@ def chunks(
     of_documents = {key: _of_document(row, named.get(key, ())) for key, row in stored.items()}
     for row in rows:
         words = terms_of(row)
-        yield {"index": {"_index": index, "_id": str(row["key"]), "version": version, "version_type": "external_gte"}}
+        identity = {"_index": alias_of(index), "_id": str(row["key"]), "require_alias": True}
+        yield {"index": {**identity, "version": version, "version_type": "external_gte"}}
         yield {
             **of_documents[row["document"]],
             "kind": row["kind"],
@@ -94,7 +104,7 @@ def _of_document(row: ResultRow, named: Iterable[tuple[str, str]]) -> Mapping[st
     return {
         "document": row["key"],
         "collection": row["collection"],
-        "readers": sorted(readers_of(row["owner"], documents.permissions_of(row), row["collection"])),
+        "readers": sorted(indexed_readers(row["owner"], documents.permissions_of(row), row["collection"])),
         "day": row["day"],
         "attributes": [_attribute(*pair) for pair in named],
     }
@@ -172,16 +182,22 @@ def permitted(
 ) -> Mapping[str, Any]:
     """What chunks must have: one of the readers and, if they are given, of the collections; and they are of none of the
     documents that have changed since."""
-    required: list[Mapping[str, Any]] = [{"terms": {"readers": list(readers)}}]
+    required: list[Mapping[str, Any]] = [_one_of("readers", readers)]
     if collections is not None:
-        required.append({"terms": {"collection": list(collections)}})
+        required.append(_one_of("collection", collections))
     if filters.chunk_types:
         required.append({"terms": {"kind": list(filters.chunk_types)}})
     if days := _days(filters):
         required.append({"range": {"day": days}})
     required += [{"term": {"attributes": _attribute(*wanted)}} for wanted in attributes_of(filters)]
-    changed = {"must_not": [{"terms": {"document": list(without)}}]} if without else {}
+    changed = {"must_not": [_one_of("document", without)]} if without else {}
     return {"bool": {"filter": required, **changed}}
+
+
+def _one_of(field: str, values: Sequence[Any]) -> Mapping[str, Any]:
+    """OpenSearch refuses longer lists."""
+    parts = [{"terms": {field: list(values[at : at + MAX_LISTED])}} for at in range(0, len(values) or 1, MAX_LISTED)]
+    return parts[0] if len(parts) == 1 else {"bool": {"should": parts}}
 
 
 def _days(filters: Filters) -> Mapping[str, int]:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
@@ -12,15 +12,20 @@ from urllib.parse import unquote
 import msgspec
 
 from anabranch.domain.contracts import Exchange, Outbound
-from anabranch.domain.errors import UpstreamError
+from anabranch.domain.errors import IndexFailed, UpstreamError
 from anabranch.domain.model import Value
-from anabranch.knowledge.index.contract import IndexFailed
 
 NAME = "anabranch"
 # A node that does not answer in this time is passed over, if there are others.
 PATIENCE_S = 3.0
 BUSY = (429, 502, 503, 504)
+# The error of an index that a full disk or an operator has made read-only.
+BLOCKED = "cluster_block_exception"
 MAX_REASON = 200
+LOGIN = (
+    "OpenSearch refuses the login (HTTP {}). Check AGGREGATOR_INDEX_URL and AGGREGATOR_INDEX_API_KEY, and the rights "
+    "of the user."
+)
 JSON, NDJSON = "application/json", "application/x-ndjson"
 
 
@@ -36,7 +41,7 @@ class VersionConflict(IndexRefused):
     """A newer version is there already."""
 
 
-class IndexMissing(Exception):
+class IndexMissing(IndexFailed):
     """There is no index of this name."""
 
 
@@ -64,8 +69,10 @@ class IndexAddress(Value):
 
 
 class OpenSearchReply(NamedTuple):
+    """The body is None if it was no JSON object."""
+
     status: int
-    body: Any
+    body: Mapping[str, Any] | None
 
 
 class OpenSearchClient:
@@ -95,7 +102,7 @@ class OpenSearchClient:
             except UpstreamError as error:
                 failure = _unreachable(f"cannot be reached ({error.message.removesuffix('.')})")
             else:
-                if reply.status not in BUSY:
+                if reply.status not in BUSY or _kind(reply) == BLOCKED:
                     self._prefer(node)
                     return _result(reply)
                 failure = _unreachable(f"is busy (HTTP {reply.status})")
@@ -110,7 +117,7 @@ class OpenSearchClient:
         async with asking as reply:
             content = await reply.read()
         try:
-            return OpenSearchReply(reply.status, msgspec.json.decode(content) if content else None)
+            return OpenSearchReply(reply.status, msgspec.json.decode(content, type=dict[str, Any]))
         except msgspec.MsgspecError:
             return OpenSearchReply(reply.status, None)
 
@@ -138,24 +145,40 @@ def _unreachable(what: str) -> IndexUnreachable:
 
 
 def _result(reply: OpenSearchReply) -> Any:
-    if reply.status < 300:
-        return reply.body
-    error = reply.body.get("error") if isinstance(reply.body, dict) else None
-    kind = str(error.get("type", "")) if isinstance(error, dict) else str(error or "")
-    if kind == "index_not_found_exception":
-        raise IndexMissing(str(error.get("index", "")) if isinstance(error, dict) else "")
-    if reply.status == 404:
-        return None
-    if reply.status == 409:
-        raise VersionConflict("OpenSearch has a newer version already.")
-    if reply.status in (401, 403):
+    body, kind = reply.body, _kind(reply)
+    if body is None:
         raise IndexRefused(
-            f"OpenSearch refuses the login (HTTP {reply.status}). Check AGGREGATOR_INDEX_URL and "
-            "AGGREGATOR_INDEX_API_KEY, and the rights of the user."
+            f"What AGGREGATOR_INDEX_URL names does not answer as OpenSearch does (HTTP {reply.status}, no JSON object)."
+            if reply.status not in (401, 403)
+            else LOGIN.format(reply.status)
         )
+    if reply.status < 300:
+        return body
+    if kind == "index_not_found_exception":
+        raise IndexMissing(f"OpenSearch has no index {body['error'].get('index', '')}.")
+    if reply.status == 404 and body.get("found") is False:
+        return None
+    if kind == "version_conflict_engine_exception":
+        raise VersionConflict("OpenSearch has a newer version already.")
+    if reply.status == 401 or (reply.status == 403 and kind != BLOCKED):
+        raise IndexRefused(LOGIN.format(reply.status))
+    error = body.get("error")
     reason = str(error.get("reason", "")) if isinstance(error, dict) else ""
     said = f"{kind}: {reason}"[:MAX_REASON] if kind else "no reason"
     raise IndexRefused(f"OpenSearch refuses a request (HTTP {reply.status}, {said}).")
+
+
+def _kind(reply: OpenSearchReply) -> str:
+    """The type of the error that a reply says."""
+    error = None if reply.body is None else reply.body.get("error")
+    return str(error.get("type", "")) if isinstance(error, dict) else str(error or "")
+
+
+def check_whole(reply: Mapping[str, Any]) -> None:
+    """Raise IndexRefused if a part of the index has not done what all of it should do."""
+    shards = reply.get("_shards", {})
+    if shards.get("failed") or reply.get("failures") or reply.get("timed_out"):
+        raise IndexRefused("A part of OpenSearch did not answer; it is asked again.")
 
 
 class BlockingClient:

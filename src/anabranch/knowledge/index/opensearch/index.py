@@ -2,7 +2,9 @@
 them as for segments. What has changed since the index was written is searched in memory."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -26,6 +28,8 @@ T = TypeVar("T")
 # More that has changed since the index was written is not searched until it is indexed.
 MAX_CHANGES, MAX_CHUNKS = 20_000, 50_000
 MAX_PARTS = 8
+# An index that was not there is looked for again after this time.
+LOST_S = 30.0
 
 
 class Part(NamedTuple):
@@ -95,6 +99,8 @@ class OpenSearchIndex:
         self._lock = threading.Lock()
         self._pending = Pending(None, -1)
         self._is_partial = False
+        # The name of an index that was not there, and when that was.
+        self._lost = "", 0.0
         self.catalog = Catalog(with_chunks=False)
 
     async def find(self, reading: SnapshotReader, wanted: Wanted, work: Callable[[Session, View], T]) -> T:
@@ -105,9 +111,9 @@ class OpenSearchIndex:
             plan = await reading(lambda db: self._planned(db, wanted))
             try:
                 found = await self._found(plan)
-            except IndexMissing as missing:
-                self._damaged(str(missing))
-                found = Found(None, partial=True)
+            except IndexMissing:  # it is lost: what fits is searched in memory until there is another one
+                plan = await reading(lambda db: self._planned(db, wanted, without_index=True))
+                found = Found(None)
         return await reading(lambda db: work(db, self._checked(db, plan, wanted, found)))
 
     def with_catalog(self, db: Session, work: Callable[[Session, Catalog], T]) -> T:
@@ -120,11 +126,16 @@ class OpenSearchIndex:
         return self._is_partial
 
     def is_reported_damaged(self, db: Session) -> bool:
-        """Whether documents are stored, and there is no index of them."""
-        return usable(db, self._embedder) is None and documents.counts(db)[1] > MAX_CHUNKS
+        """Whether more is stored than can be searched without an index, and there is none."""
+        position = usable(db, self._embedder)
+        is_there = position is not None and position.name != self._lost[0]
+        return not is_there and documents.counts(db)[1] > MAX_CHUNKS
 
     async def check_reachable(self) -> None:
-        await self._client.call("GET", "", timeout_s=PATIENCE_S)
+        position = self._pending.position
+        path = "" if position is None else f"{position.name}/_doc/{bodies.POSITION}"
+        with suppress(IndexMissing):  # that is damage
+            await self._client.call("GET", path, timeout_s=PATIENCE_S)
 
     async def _found(self, plan: Plan) -> Found:
         if plan.search is None:
@@ -135,10 +146,14 @@ class OpenSearchIndex:
             check(one)
         return Found(*plan.search.found(replies), partial=bodies.is_partial(replies))
 
-    def _planned(self, db: Session, wanted: Wanted) -> Plan:
+    def _planned(self, db: Session, wanted: Wanted, *, without_index: bool = False) -> Plan:
         filters, caller = wanted.filters, wanted.caller
         with self._lock:
             self._refresh(db)
+            if without_index and (lost := usable(db, self._embedder)) is not None:
+                if self._lost[0] != lost.name:
+                    self._damaged(lost.name)
+                self._lost = lost.name, time.monotonic()
             pending, catalog = self._extended(db), self.catalog
             self._is_partial = not pending.complete
             collections = None
@@ -188,6 +203,8 @@ class OpenSearchIndex:
     def _extended(self, db: Session) -> Pending:
         """What has changed up to the catalog's change since the index was written."""
         known, position, head = self._pending, usable(db, self._embedder), self.catalog.seq
+        if position is not None and position.name == self._lost[0] and time.monotonic() - self._lost[1] < LOST_S:
+            position = None
         if position == known.position and known.seq == head:
             return known
         since = -1 if position is None else position.seq

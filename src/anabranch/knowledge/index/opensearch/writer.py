@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from anabranch.domain.errors import IndexFailed
 from anabranch.domain.model import Value
-from anabranch.knowledge.index.contract import IndexFailed
 from anabranch.knowledge.index.opensearch import bodies
 from anabranch.knowledge.index.opensearch.client import (
     NDJSON,
@@ -21,6 +21,7 @@ from anabranch.knowledge.index.opensearch.client import (
     IndexRefused,
     VersionConflict,
     check,
+    check_whole,
 )
 from anabranch.knowledge.records import attributes, changes, documents, nodes
 from anabranch.knowledge.records import index_position as position
@@ -41,7 +42,7 @@ BULK_S, MERGE_S = 60.0, 600.0
 RETRIES, RETRY_S = 5, 1.0
 # OpenSearch holds deleted chunks until its replicas have them, which it notes every 30 seconds.
 DROP_S, DROP_POLL_S = 90.0, 2.0
-CONFLICT, TOO_MANY = 409, 429
+UNFIT, CONFLICT, TOO_MANY = 400, 409, 429
 PAGE = 10_000
 MAX_NAMED = 20
 
@@ -85,7 +86,7 @@ class OpenSearchWriter:
         self._log = log
         self._lock = threading.Lock()
         self._seq = 0
-        self._suspected: tuple[int, ...] = ()
+        self._suspected: dict[int, int] = {}
         self._checked_at = -CHECK_S
         # Up to which change this writer has let an index say that it is written.
         self._said: dict[str, int] = {}
@@ -139,17 +140,21 @@ class OpenSearchWriter:
             found = self._database.reading(position.current)
             if found is None or not self._database.reading(lambda db: nodes.leads(db, self._node)):
                 return 0
-            until = time.monotonic() + DROP_S
-            held = self._held_deleted(found.name)
-            while (left := self._held_deleted(found.name)) and time.monotonic() < until:
+            # What was interrupted, or sent by a writer that was paused, may hold it, too.
+            self._drop_others(found)
+            self._delete_documents(found.name, [key for key, count in self._compared(found).items() if not count])
+            self._refresh(found.name)
+            dropped, until = self._held_deleted(found.name), time.monotonic() + DROP_S
+            while self._held_deleted(found.name):
+                if time.monotonic() > until:
+                    raise IndexRefused("OpenSearch still holds chunks of deleted documents; it is asked again.")
                 self._client.call("POST", f"{found.name}/_flush?force=true", timeout_s=MERGE_S)
-                self._client.call("POST", f"{found.name}/_forcemerge?only_expunge_deletes=true", timeout_s=MERGE_S)
-                self._client.call("POST", f"{found.name}/_refresh", timeout_s=BULK_S)
+                merge = f"{found.name}/_forcemerge?only_expunge_deletes=true"
+                check_whole(self._client.call("POST", merge, timeout_s=MERGE_S))
+                self._refresh(found.name)
                 if self._held_deleted(found.name):
                     time.sleep(DROP_POLL_S)
-            if left and self._held_deleted(found.name):
-                raise IndexRefused("OpenSearch still holds chunks of deleted documents; it is asked again.")
-            return held
+            return dropped
 
     def reported(self) -> bool:
         return bool(self._suspected)
@@ -165,25 +170,37 @@ class OpenSearchWriter:
             if found is None:
                 _, chunks = self._database.reading(documents.counts)
                 return ("the whole index: it is missing, or not of these records",) if chunks else ()
-            held = dict(self._held(found.name, paced))
-
-            def read(db: Session) -> tuple[dict[int, int], set[int]]:
-                return documents.chunk_counts(db), set(changes.documents_since(db, found.seq))
-
-            stored, changed = self._database.reading(read)
-        differ = {key for key in held.keys() | stored.keys() if held.get(key, 0) != stored.get(key, 0)} - changed
-        self._suspected = tuple(sorted(differ))
-        return tuple(f"document {key}" for key in self._suspected[:MAX_NAMED])
+            self._suspected = self._compared(found, paced)
+        return tuple(f"document {key}" for key in sorted(self._suspected)[:MAX_NAMED])
 
     def repair(self) -> tuple[str, ...]:
-        """Index again what differs from the records."""
+        """Index again what differs from the records: as if it had changed, so that searches do not read it from the
+        index meanwhile, and nothing older replaces it."""
         with self._lock:
-            suspected, self._suspected = self._suspected, ()
+            suspected, self._suspected = self._suspected, {}
             found = self._database.reading(lambda db: position.usable(db, self._embedder))
-            if suspected and found is not None:
-                self._index(found.name, suspected)
-                self._client.call("POST", f"{found.name}/_refresh", timeout_s=BULK_S)
+            if not suspected or found is None:
+                return ()
+            self._delete_documents(found.name, list(suspected))
+
+            def touch(db: Session) -> None:
+                for key in (key for key, count in suspected.items() if count):
+                    changes.record(db, "update", key)
+
+            self._database.writing(touch)
+        self.fold()
         return ()
+
+    def _compared(self, found: Position, paced: Callable[[int], None] = lambda _: None) -> dict[int, int]:
+        """The documents of which the index has more or fewer chunks than the records, each with how many these have."""
+        held = dict(self._held(found.name, paced))
+
+        def read(db: Session) -> tuple[dict[int, int], set[int]]:
+            return documents.chunk_counts(db), set(changes.documents_since(db, found.seq))
+
+        stored, changed = self._database.reading(read)
+        differ = {key for key in held.keys() | stored.keys() if held.get(key, 0) != stored.get(key, 0)} - changed
+        return {key: stored.get(key, 0) for key in differ}
 
     def rebuild(self, progress: Callable[[int, int], None] = lambda _done, _total: None) -> None:
         """Build another index; searches read the old one until it is complete."""
@@ -203,7 +220,7 @@ class OpenSearchWriter:
         if written.seq < found.seq or not self._database.reading(partial(position.agrees, written=written)):
             self._note("index_of_other_records", name=found.name, hint="it is built again from the records")
             return None
-        if self._database.reading(lambda db: changes.state(db).oldest > found.seq + 1):
+        if not self._database.reading(lambda db: self._may_go_on(db, found)):
             self._note("index_too_old", name=found.name, hint="it is built again from the records")
             return None
         return found
@@ -228,14 +245,18 @@ class OpenSearchWriter:
             return
         self._index(found.name, changed)
         self._publish(msgspec.structs.replace(found, seq=log.newest, seq_at=log.made_at), position.advance)
-        self._database.writing(lambda db: changes.trim(db, log.newest - KEPT_CHANGES))
+        self._database.writing(lambda db: changes.trim(db, position.needed_changes(db) - KEPT_CHANGES))
 
     def _publish(self, written: Position, note: Callable[[Session, Position], T]) -> T:
         """Make everything findable, and then say so in the records."""
         self._say(written.name, LastChange(written.seq, written.seq_at))
-        self._client.call("POST", f"{written.name}/_refresh", timeout_s=BULK_S)
+        self._refresh(written.name)
         self._seq = written.seq
         return self._database.writing(lambda db: note(db, written), ordered=False)
+
+    def _refresh(self, name: str) -> None:
+        """Let searches find what was sent: in all of the index, or it is not done."""
+        check_whole(self._client.call("POST", f"{name}/_refresh", timeout_s=BULK_S))
 
     def _say(self, name: str, written: LastChange) -> None:
         """Let the index say up to which change it may be written, before it is: whatever happens to the writer then, it
@@ -245,7 +266,8 @@ class OpenSearchWriter:
         said = msgspec.json.encode({"seq": written.seq, "at": written.at or 0.0})
         version = f"version={max(1, written.seq)}&version_type=external_gte"
         try:
-            self._client.call("PUT", f"{name}/_doc/{bodies.POSITION}?{version}", said)
+            path = f"{bodies.alias_of(name)}/_doc/{bodies.POSITION}?require_alias=true&{version}"
+            self._client.call("PUT", path, said)
         except VersionConflict:  # another writer is further
             return
         self._said = {name: written.seq}
@@ -255,6 +277,8 @@ class OpenSearchWriter:
         known = self._database.reading(documents.embedder)
         if known is None:
             return  # nothing is stored yet
+        if known[0] != self._embedder:
+            raise IndexRefused(documents.mismatch(known[0], self._embedder))
         started = self._started() or self._new(known[1])
         _, total = self._database.reading(documents.counts)
         done, noted_at = 0, time.monotonic()
@@ -271,10 +295,8 @@ class OpenSearchWriter:
                 noted_at = time.monotonic()
                 self._database.writing(partial(position.note_building, position=started), ordered=False)
                 self._note("index_building", name=started.name, chunks=done, of=total)
-        before = self._database.reading(position.current)
         self._publish(started, position.publish)
-        if before is not None and before.name != started.name:
-            self._drop(before)
+        self._drop_others(started)
         self._apply(started)
 
     def _started(self) -> Position | None:
@@ -282,12 +304,14 @@ class OpenSearchWriter:
         found = self._database.reading(position.building)
         if found is None:
             return None
-        if self._exists(found.name) and not self._database.reading(
-            lambda db: position.is_foreign(db, found, self._embedder)
-        ):
+        if self._exists(found.name) and self._database.reading(lambda db: self._may_go_on(db, found)):
             return found
         self._delete(found.name)
         return None
+
+    def _may_go_on(self, db: Session, found: Position) -> bool:
+        """Whether an index can be brought up to date: it is of these records, and they still know what has changed."""
+        return not position.is_foreign(db, found, self._embedder) and changes.state(db).oldest <= found.seq + 1
 
     def _exists(self, name: str) -> bool:
         try:
@@ -306,25 +330,31 @@ class OpenSearchWriter:
         name = f"{self._client.name}-{token_hex(4)}"
         body = {"settings": bodies.settings(self._sizes.shards, self._sizes.replicas)}
         body["mappings"] = bodies.mapping(dimensions)
-        self._client.call("PUT", name, msgspec.json.encode(body), timeout_s=BULK_S)
+        body["aliases"] = {bodies.alias_of(name): {}}
         made = Position(name=name, seq=log.newest, seq_at=log.made_at, embedder=self._embedder, dimensions=dimensions)
+        # First the note: an index that nobody knows would stay.
         self._database.writing(partial(position.note_building, position=made), ordered=False)
+        self._client.call("PUT", name, msgspec.json.encode(body), timeout_s=BULK_S)
         self._note("index_building", name=name)
         return made
 
-    def _drop(self, before: Position) -> None:
-        """Delete the index before, if it is of these records; name all that are left."""
-        written = self._written(before.name)
-        if written is not None and self._database.reading(partial(position.agrees, written=written)):
-            self._delete(before.name)
-        kept = self._database.reading(position.current)
+    def _drop_others(self, kept: Position) -> None:
+        """Delete all other indices that were made of these records, also one that is being built; name those that are
+        left."""
         found = self._client.call("GET", f"{self._client.name}-*/_settings")
-        if left := sorted(found.keys() - ({kept.name} if kept is not None else set())):
-            self._note(
-                "indices_not_used",
-                names=left,
-                hint="they were not made of these records: delete them if nobody uses them",
-            )
+        building = self._database.reading(position.building)
+        self._database.writing(position.forget_building, ordered=False)
+        left = []
+        for name in sorted(found.keys() - {kept.name}):
+            written = self._written(name)
+            is_ours = written is not None and self._database.reading(partial(position.agrees, written=written))
+            if is_ours or (building is not None and name == building.name):
+                self._delete(name)
+            else:
+                left.append(name)
+        if left:
+            hint = "they were not made of these records: delete them if no others use them"
+            self._note("indices_not_used", names=left, hint=hint)
 
     def _delete(self, name: str) -> None:
         try:
@@ -343,13 +373,23 @@ class OpenSearchWriter:
             self._say(name, batch.written)
             gone = [key for key in some if key not in batch.stored]
             if gone and removing:
-                asked = msgspec.json.encode({"query": {"terms": {"document": gone}}})
-                path = f"{name}/_delete_by_query?conflicts=proceed"
-                self._client.call("POST", path, asked, timeout_s=BULK_S)
+                self._delete_documents(name, gone)
             for part in _parts(bodies.chunks(name, max(1, batch.written.seq), batch.rows, batch.stored, batch.named)):
                 self._send(part)
             sent += len(batch.rows)
         return sent
+
+    def _delete_documents(self, name: str, keys: Sequence[int]) -> None:
+        """Delete the chunks of documents, also those that no search finds yet."""
+        left = iter(keys)
+        while some := list(islice(left, DOCUMENTS)):
+            self._refresh(name)
+            asked = msgspec.json.encode({"query": {"terms": {"document": some}}})
+            path = f"{name}/_delete_by_query?conflicts=proceed"
+            reply = self._client.call("POST", path, asked, timeout_s=BULK_S)
+            check_whole(reply)
+            if reply.get("version_conflicts"):
+                raise IndexRefused("Another writer has changed what was being deleted; it is deleted again.")
 
     def _send(self, body: bytes) -> None:
         """Send a bulk request; what OpenSearch has no room for now is sent again with the rest."""
@@ -359,8 +399,13 @@ class OpenSearchWriter:
                 return
             failed = [item["index"] for item in reply["items"] if item["index"]["status"] >= 300]
             again = [one for one in failed if one["status"] == TOO_MANY]
+            if unfit := [one for one in failed if one["status"] == UNFIT]:
+                # Others must not wait for it; `verify` names its document.
+                self._note(
+                    "chunks_not_indexed", chunks=[one["_id"] for one in unfit], reason=str(unfit[0]["error"])[:500]
+                )
             for one in failed:
-                if one["status"] not in (CONFLICT, TOO_MANY):  # a newer version is there already
+                if one["status"] not in (CONFLICT, TOO_MANY, UNFIT):  # a newer version is there already
                     check(one)
             if not again:
                 return
@@ -373,7 +418,9 @@ class OpenSearchWriter:
         while True:
             pages = {"composite": {"size": PAGE, "sources": [{"key": {"terms": {"field": "document"}}}], **after}}
             body = msgspec.json.encode({"size": 0, "aggs": {"documents": pages}})
-            found = self._client.call("POST", f"{name}/_search", body, timeout_s=BULK_S)["aggregations"]["documents"]
+            reply = self._client.call("POST", f"{name}/_search", body, timeout_s=BULK_S)
+            check_whole(reply)
+            found = reply["aggregations"]["documents"]
             yield from ((one["key"]["key"], one["doc_count"]) for one in found["buckets"])
             if "after_key" not in found:
                 return
@@ -382,6 +429,7 @@ class OpenSearchWriter:
 
     def _held_deleted(self, name: str) -> int:
         stats = self._client.call("GET", f"{name}/_stats/docs")
+        check_whole(stats)
         return int(stats["_all"]["total"]["docs"]["deleted"])
 
     def _fail(self, reason: str) -> None:
