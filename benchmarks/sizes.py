@@ -1,6 +1,6 @@
-"""python -m benchmarks.sizes --database URL [--chunks N] [--nodes N]: the same made-up chunks and questions with
-records in a SQLite file and in an empty PostgreSQL database, in one run: CPU and time of POST /v1/query, and what is
-stored."""
+"""python -m benchmarks.sizes --database URL [--cluster URL --index URL] [--chunks N] [--nodes N]: the same made-up
+chunks and questions with records in a SQLite file, in an empty PostgreSQL database, and in another one with an index in
+OpenSearch, in one run: CPU and time of POST /v1/query, and what is stored."""
 
 import argparse
 import json
@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from anabranch.app.search_index import index_writer
+from anabranch.configuration.settings import Settings
 from anabranch.knowledge.records.postgres import PostgresDatabase
 from anabranch.models.factory import LocalEmbedder
 from benchmarks.query import REHEARSAL, build, chosen, fill, question, sentences
@@ -69,6 +71,8 @@ def measured(rooms: dict[str, list[Room]], questions: Sequence[str]) -> dict[str
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--database", required=True, help="the address of an empty PostgreSQL database")
+    options.add_argument("--cluster", help="the address of another one, for the cluster size")
+    options.add_argument("--index", help="the address of OpenSearch with a name, for the cluster size")
     options.add_argument("--chunks", type=int, default=100_000)
     options.add_argument("--queries", type=int, default=300)
     options.add_argument("--nodes", type=int, default=3)
@@ -88,6 +92,14 @@ def main() -> None:
             fill(database, texts, corpus, asked, embedder)
             built["replicated"] = time.perf_counter() - began
             size = database.reading(lambda db: db.size())
+        if given.cluster:
+            began = time.perf_counter()
+            with closing(PostgresDatabase.open(given.cluster)) as database:
+                fill(database, texts, corpus, asked, embedder)
+                settings = Settings(database_url=given.cluster, index_url=given.index, index_replicas=0)
+                with index_writer(settings, database, embedder.name) as writer:
+                    writer.rebuild(lambda _done, _total: None)
+            built["cluster"] = time.perf_counter() - began
         # The evidence model costs the same in every size, and more than all that is compared here.
         env = {"AGGREGATOR_EVIDENCE": "off"}
         postgres = {**env, "AGGREGATOR_DATABASE_URL": given.database}
@@ -98,6 +110,9 @@ def main() -> None:
                 served, folder / "several", given.models, given.nodes, **postgres
             ),
         }
+        if given.cluster:
+            env |= {"AGGREGATOR_DATABASE_URL": given.cluster, "AGGREGATOR_INDEX_URL": given.index}
+            rooms["cluster"] = [served.enter_context(room(folder / "cluster", given.models, **env))]
         found = measured(rooms, [question(texts[row], row) for row in asked])
         sqlite = sum(file.stat().st_size for file in (folder / "embedded").glob("records.sqlite*"))
         index = sum(file.stat().st_size for file in (folder / "embedded" / "index").rglob("*") if file.is_file())

@@ -20,6 +20,7 @@ AnabranchError
 │   ├── GenerationTimedOut  the model took too long
 │   ├── ModelNotCalled      its circuit breaker is open
 │   └── EmptyReply          its reply has no text
+├── IndexFailed             OpenSearch cannot be reached, or refuses a request
 ├── EmbeddingFailed         the embedding server refused, failed, or sent an unusable reply
 ├── RerankFailed            the same for a reranker; a search continues without it
 ├── StreamUnavailable       the shared event log is unreachable, so no stream can be read or started

@@ -86,7 +86,8 @@ def rebuild(embed: bool, as_json: bool, settings: Settings) -> None:
     with alone(folder_of(settings)), audited(settings, AuditEntry(action="index.rebuilt", details={"embed": embed})):
         embedded = asyncio.run(_rebuild(settings, embed=embed))
     found = _status(settings)
-    line = f"The index holds {counted(sum(part['chunks'] for part in found['segments']), 'chunk')}."
+    held = sum(part["chunks"] for part in found["segments"]) if found["opensearch"] is None else found["chunks"]
+    line = f"The index holds {counted(held, 'chunk')}."
     if embedded:
         line = f"Embedded {counted(embedded, 'chunk')} with {found['embedder']}.\n{line}"
     print_result({"embedded_chunks": embedded, "status": found}, line, as_json=as_json)
