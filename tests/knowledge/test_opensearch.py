@@ -9,13 +9,16 @@ import msgspec
 import pytest
 
 from anabranch.domain.errors import IndexFailed
-from anabranch.domain.model import COLLECTION_ADDRESS, Query
+from anabranch.domain.model import COLLECTION_ADDRESS, Filters, Query
+from anabranch.knowledge.index.contract import Wanted, in_thread
 from anabranch.knowledge.index.opensearch import index as opensearch_index
 from anabranch.knowledge.index.opensearch.client import IndexAddress, IndexRefused, IndexUnreachable
 from anabranch.knowledge.index.opensearch.index import OpenSearchIndex
 from anabranch.knowledge.index.opensearch.writer import OpenSearchWriter
+from anabranch.knowledge.index.view import View
 from anabranch.knowledge.model import Caller, Permissions
-from anabranch.knowledge.records import changes, index_position
+from anabranch.knowledge.records import changes, documents, index_position
+from anabranch.knowledge.records.database import Session
 from anabranch.testing import FakeEmbedder
 from support.knowledge_fixtures import ALICE, BOB, OPERATOR, Workshop, workshop
 from support.opensearch_client import client_of, outbound
@@ -382,3 +385,22 @@ def test_addresses(url: str, key: str | None, nodes: tuple[str, ...], name: str,
 async def test_a_refused_request_says_why(shop: Workshop) -> None:
     with pytest.raises(IndexRefused, match=r"HTTP 400, parsing_exception: unknown query \[nonsense\]"):
         await call(shop, "POST", f"{position(shop).name}/_search", {"query": {"nonsense": {}}})
+
+
+async def test_hidden_documents_do_not_choose_what_is_listed(shop: Workshop) -> None:
+    """More chunks match than are listed, and others' documents make the rarer word frequent."""
+    rare = [f"rare{number} alpha note {number}." for number in range(70)]
+    frequent = [f"frequent{number} beta note {number}." for number in range(90)]
+    await shop.put(*rare, *frequent)
+    embedded = await shop.embedder.embed(["alpha beta"])
+
+    def listed(db: Session, view: View) -> int:
+        """How many of the best chunks have the rarer word."""
+        keys, _ = view.lexical("alpha beta").best(50)
+        found = documents.chunks_by_key(db, BOB, keys.tolist())
+        return sum(row["title"].startswith("rare") for row in found.values())
+
+    wanted = Wanted(Filters(), BOB, ["alpha beta"], embedded, 50)
+    assert await shop.reader.find(in_thread(shop.database), wanted, listed) == 50
+    await shop.put(*(f"hidden{number} alpha secret {number}." for number in range(150)), permissions=PRIVATE)
+    assert await shop.reader.find(in_thread(shop.database), wanted, listed) == 50

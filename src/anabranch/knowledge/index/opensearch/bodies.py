@@ -1,5 +1,6 @@
 """What is sent to OpenSearch: the mapping, a chunk as it is indexed, and a search."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from hashlib import blake2b
@@ -110,9 +111,19 @@ def _of_document(row: ResultRow, named: Iterable[tuple[str, str]]) -> Mapping[st
     }
 
 
+class Counts(NamedTuple):
+    """What was counted for a search: among the chunks that the caller may find, and in all of the index how many chunks
+    there are, and how many have each term. And what the index says of itself."""
+
+    findable: Elsewhere
+    rows: int
+    counts: Mapping[int, int]
+    last_change: LastChange | None
+
+
 class Search(NamedTuple):
-    """One question as requests: a list of nearest chunks for each vector, one by words for each text, and the numbers
-    of chunks, words, and chunks with each term, among those that the caller may find."""
+    """One question as requests. The first one has the lists of the chunks that are nearest to each vector, and what is
+    counted; the second one a list by words for each text, which needs the counts."""
 
     name: str
     permitted: Mapping[str, Any]
@@ -124,39 +135,73 @@ class Search(NamedTuple):
     def terms(self) -> list[int]:
         return list(dict.fromkeys(term for text in self.texts for term in text))
 
-    def lines(self) -> Lines:
-        size = self.limit + SPARE
-        plain: Mapping[str, Any] = {"_source": False, "track_total_hits": False, "size": size}
+    def near(self) -> Lines:
+        having = [{"term": {"terms": _term(term)}} for term in self.terms]
+        terms = {"terms": {"filters": {"filters": having}}} if having else {}
         for vector in self.vectors:
             yield {"index": self.name}
-            near = {"vector": _numbers(vector), "k": size, "filter": self.permitted}
-            yield {**plain, "query": {"knn": {"vector": near}}}
-        for text in self.texts:
-            yield {"index": self.name, "search_type": "dfs_query_then_fetch"}
-            yield {**plain, "query": {"bool": {"filter": [self.permitted], "must": [_any(text)]}}}
+            near = {"vector": _numbers(vector), "k": self.limit + SPARE, "filter": self.permitted}
+            yield {**self._listed, "query": {"knn": {"vector": near}}}
         # The same request for everything that a caller asks, so that OpenSearch keeps its result until a refresh.
         yield {"index": self.name}
         words = {"words": {"sum": {"field": "length"}}}
         yield {"size": 0, "track_total_hits": True, "query": self.permitted, "aggs": words}
         yield {"index": self.name}
-        having = [{"term": {"terms": _term(term)}} for term in self.terms]
-        counted = {"terms": {"filters": {"filters": having}}} if having else {}
-        yield {"size": 0, "track_total_hits": False, "query": self.permitted, "aggs": counted}
+        yield {"size": 0, "track_total_hits": False, "query": self.permitted, "aggs": terms}
         yield {"index": self.name}
-        written = {"query": {"ids": {"values": [POSITION]}}, "stored_fields": WRITTEN}
-        yield {"size": 1, "_source": False, "track_total_hits": False, **written}
+        yield {"size": 0, "track_total_hits": True, "aggs": terms}
+        yield {"index": self.name}
+        position = {"query": {"ids": {"values": [POSITION]}}, "stored_fields": WRITTEN}
+        yield {"size": 1, "_source": False, "track_total_hits": False, **position}
 
-    def found(self, replies: Sequence[Mapping[str, Any]]) -> tuple[list[int], Elsewhere, LastChange | None]:
-        """The keys in all lists, what was counted, and what the index says of itself."""
-        *lists, numbers, counted, position = replies
-        keys = {int(hit["_id"]) for one in lists for hit in one["hits"]["hits"]}
-        buckets = counted.get("aggregations", {}).get("terms", {}).get("buckets", ())
-        elsewhere = Elsewhere(
-            rows=numbers["hits"]["total"]["value"],
-            words=int(numbers["aggregations"]["words"]["value"]),
-            counts=dict(zip(self.terms, (one["doc_count"] for one in buckets), strict=True)),
+    def counted(self, replies: Sequence[Mapping[str, Any]]) -> Counts:
+        findable, terms, everything, position = replies[len(self.vectors) :]
+        return Counts(
+            findable=Elsewhere(
+                rows=findable["hits"]["total"]["value"],
+                words=int(findable["aggregations"]["words"]["value"]),
+                counts=self._counts(terms),
+            ),
+            rows=everything["hits"]["total"]["value"],
+            counts=self._counts(everything),
+            last_change=next(map(written_of, position["hits"]["hits"]), None),
         )
-        return sorted(keys), elsewhere, next(map(written_of, position["hits"]["hits"]), None)
+
+    def by_words(self, counts: Counts) -> Lines:
+        """Each term weighs as much as its rarity among what the caller may find: which chunks are listed discloses
+        nothing about others. OpenSearch weighs it by its rarity in all of the index, so that is divided by."""
+        weights = {
+            term: _rarity(counts.findable.rows, count) / _rarity(counts.rows, counts.counts[term])
+            for term, count in counts.findable.counts.items()
+            if count
+        }
+        for text in self.texts:
+            if found := [term for term in text if term in weights]:
+                wanted = [{"term": {"terms": {"value": _term(term), "boost": weights[term]}}} for term in found]
+                yield {"index": self.name, "search_type": "dfs_query_then_fetch"}
+                yield {
+                    **self._listed,
+                    "query": {"bool": {"filter": [self.permitted], "must": [{"bool": {"should": wanted}}]}},
+                }
+
+    @property
+    def _listed(self) -> Mapping[str, Any]:
+        return {"_source": False, "track_total_hits": False, "size": self.limit + SPARE}
+
+    def _counts(self, reply: Mapping[str, Any]) -> dict[int, int]:
+        buckets = reply.get("aggregations", {}).get("terms", {}).get("buckets", ())
+        return dict(zip(self.terms, (one["doc_count"] for one in buckets), strict=True))
+
+
+def keys_in(replies: Iterable[Mapping[str, Any]]) -> set[int]:
+    """The keys of the chunks in some lists."""
+    return {int(hit["_id"]) for one in replies for hit in one["hits"]["hits"]}
+
+
+def _rarity(rows: int, count: int) -> float:
+    """The inverse document frequency, as OpenSearch computes it."""
+    rows = max(rows, count)
+    return math.log(1 + (rows - count + 0.5) / (count + 0.5))
 
 
 def written_of(position: Mapping[str, Any]) -> LastChange | None:
@@ -203,12 +248,6 @@ def _one_of(field: str, values: Sequence[Any]) -> Mapping[str, Any]:
 def _days(filters: Filters) -> Mapping[str, int]:
     ends = (("gte", filters.start), ("lte", filters.end))
     return {name: date.fromisoformat(day).toordinal() for name, day in ends if day is not None}
-
-
-def _any(text: Sequence[int]) -> Mapping[str, Any]:
-    if not text:
-        return {"match_none": {}}
-    return {"bool": {"should": [{"term": {"terms": _term(term)}} for term in text]}}
 
 
 def _term(term: int) -> str:

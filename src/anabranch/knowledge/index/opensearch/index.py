@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,13 +138,22 @@ class OpenSearchIndex:
             await self._client.call("GET", path, timeout_s=PATIENCE_S)
 
     async def _found(self, plan: Plan) -> Found:
-        if plan.search is None:
+        if (search := plan.search) is None:
             return Found(None)
-        body = lines(plan.search.lines())
-        replies = (await self._client.call("POST", "_msearch", body, kind=NDJSON))["responses"]
+        near = await self._asked(search.near())
+        counts = search.counted(near)
+        by_words = await self._asked(search.by_words(counts))
+        keys = sorted(bodies.keys_in((*near[: len(search.vectors)], *by_words)))
+        return Found(keys, counts.findable, counts.last_change, partial=bodies.is_partial((*near, *by_words)))
+
+    async def _asked(self, parts: bodies.Lines) -> list[dict[str, Any]]:
+        """The replies to the parts of a request."""
+        if not (body := lines(parts)):
+            return []
+        replies: list[dict[str, Any]] = (await self._client.call("POST", "_msearch", body, kind=NDJSON))["responses"]
         for one in replies:
             check(one)
-        return Found(*plan.search.found(replies), partial=bodies.is_partial(replies))
+        return replies
 
     def _planned(self, db: Session, wanted: Wanted, *, without_index: bool = False) -> Plan:
         filters, caller = wanted.filters, wanted.caller
