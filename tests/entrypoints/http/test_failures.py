@@ -335,7 +335,8 @@ async def test_a_connection_closed_while_idle_costs_no_answer(server: Server) ->
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         )
         served += 1
-        await reader.readuntil(b"\r\n\r\n")
+        with suppress(asyncio.IncompleteReadError):  # on a slow machine the client has closed it as idle
+            await reader.readuntil(b"\r\n\r\n")
         writer.close()
 
     async with await asyncio.start_server(once, "127.0.0.1", 0) as upstream:
