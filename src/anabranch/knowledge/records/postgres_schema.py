@@ -407,10 +407,15 @@ CREATE TRIGGER stored_more_or_less AFTER INSERT OR DELETE OR UPDATE OF stored_by
 
 VERSIONS = """
 CREATE TABLE versions (collection BIGINT PRIMARY KEY, version BIGINT NOT NULL);
+INSERT INTO versions SELECT key, (random() * 9e18)::bigint FROM collections;
 CREATE FUNCTION replace_version() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO versions VALUES (coalesce(new.collection, old.collection), (random() * 9e18)::bigint)
-        ON CONFLICT (collection) DO UPDATE SET version = excluded.version;
+    IF TG_OP = 'DELETE' THEN
+        UPDATE versions SET version = (random() * 9e18)::bigint WHERE collection = old.collection;
+    ELSE
+        INSERT INTO versions VALUES (new.collection, (random() * 9e18)::bigint)
+            ON CONFLICT (collection) DO UPDATE SET version = excluded.version;
+    END IF;
     RETURN NULL;
 END $$;
 CREATE TRIGGER versions_changed AFTER INSERT OR DELETE OR UPDATE ON documents

@@ -470,6 +470,7 @@ CREATE INDEX items_processed ON items (key) WHERE status = 'processing';
 # it: what was found before is known by it. The numbers of changes would be used again in restored records.
 VERSIONS = """
 CREATE TABLE versions (collection INTEGER PRIMARY KEY, version INTEGER NOT NULL);
+INSERT INTO versions SELECT key, random() FROM collections;
 CREATE TRIGGER versions_insert AFTER INSERT ON documents BEGIN
     INSERT INTO versions VALUES (new.collection, random())
     ON CONFLICT (collection) DO UPDATE SET version = excluded.version;
@@ -479,8 +480,7 @@ CREATE TRIGGER versions_update AFTER UPDATE ON documents BEGIN
     ON CONFLICT (collection) DO UPDATE SET version = excluded.version;
 END;
 CREATE TRIGGER versions_delete AFTER DELETE ON documents BEGIN
-    INSERT INTO versions VALUES (old.collection, random())
-    ON CONFLICT (collection) DO UPDATE SET version = excluded.version;
+    UPDATE versions SET version = random() WHERE collection = old.collection;
 END;
 """
 
