@@ -315,6 +315,7 @@ async def test_more_changes_than_fit_into_memory_are_searched_once_they_are_inde
     hits = await shop.room.find(Query(text="fish", limit=5, similarity_threshold=0.0), BOB)
     assert {one.title for one in hits.passages} == {"Otters", "Storks"}
     assert (hits.partial, hits.seen) == (True, "")
+    assert not await shop.room.is_index_damaged()  # it is only behind
     await fold(shop)
     hits = await shop.room.find(Query(text="fish", limit=5, similarity_threshold=0.0), BOB)
     assert not hits.partial

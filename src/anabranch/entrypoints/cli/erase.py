@@ -27,7 +27,6 @@ from anabranch.entrypoints.cli.terminal import (
 from anabranch.knowledge.records import erasures
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.erasures import Erasure
-from anabranch.models.factory import LocalEmbedder
 
 MAX_LISTED = 20
 POLL_S = 0.1
@@ -89,9 +88,9 @@ def _followed(settings: Settings, erasure: Erasure, until: Callable[[Erasure], b
 
 
 async def _run_pass(settings: Settings, database: Database) -> None:
-    from anabranch.app.search_index import index_writer  # noqa: PLC0415  numpy loads only where it is needed
+    from anabranch.app.search_index import embedder_of, index_writer  # noqa: PLC0415  numpy loads only where it is needed
 
-    embedder = settings.embedding_model or LocalEmbedder.name
+    embedder = embedder_of(settings)
     with suppress(Conflict), alone(folder_of(settings)), index_writer(settings, database, embedder) as writer:
         await eraser_for(settings, database, writer).erase_due()
 

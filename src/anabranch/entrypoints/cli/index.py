@@ -15,7 +15,6 @@ from anabranch.entrypoints.cli.resources import (
     alone,
     audited,
     embedding,
-    index_of,
     is_indexed,
     records,
     require_model,
@@ -147,7 +146,9 @@ def _opensearch(found: dict[str, str | None] | None) -> list[tuple[str, str]]:
 
 
 def _segments(settings: Settings, database: Database) -> dict[str, Any]:
-    generations = index_of(settings)
+    from anabranch.app.search_index import segments_of  # noqa: PLC0415  numpy loads only where it is needed
+
+    generations = segments_of(settings)
     manifest = generations.current()
     behind, _ = database.reading(lambda db: documents.unindexed(db, manifest.last_chunk))
     return {

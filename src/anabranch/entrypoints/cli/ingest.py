@@ -42,7 +42,6 @@ from anabranch.entrypoints.cli.terminal import counted, flat, notes, output, pri
 from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Chunking, Collection, NewDocument
 from anabranch.knowledge.parse.builder import mebibytes
-from anabranch.models.factory import LocalEmbedder
 from anabranch.network.addresses import parse
 
 SCHEMES = ("http://", "https://")
@@ -523,9 +522,9 @@ class IngestRun:
 
 def _update_index(settings: Settings) -> None:
     """Index everything now, so that the next search starts quickly, unless another process runs an indexer."""
-    from anabranch.app.search_index import index_writer  # noqa: PLC0415  numpy loads only where it is needed
+    from anabranch.app.search_index import embedder_of, index_writer  # noqa: PLC0415  numpy loads only where it is needed
 
-    embedder = settings.embedding_model or LocalEmbedder.name
+    embedder = embedder_of(settings)
     with (
         suppress(Conflict, IndexFailed),  # a server brings the index up to date, too
         alone(folder_of(settings)),

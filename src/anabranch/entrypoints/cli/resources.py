@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from anabranch.app.knowledge_opener import KnowledgeOpener
-from anabranch.app.records import folder_of, has_records, node_of, open_records
+from anabranch.app.records import folder_of, has_records, open_records
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.audit import AuditEntry
@@ -26,7 +26,6 @@ from anabranch.knowledge.records.sqlite import NAME, SqliteDatabase
 from anabranch.models.factory import embedder_for
 
 if TYPE_CHECKING:
-    from anabranch.knowledge.index.manifest import Generations
     from anabranch.knowledge.knowledge import Knowledge
 
 T = TypeVar("T")
@@ -131,12 +130,6 @@ def read(settings: Settings, work: Callable[[Session], list[T]]) -> list[T]:
         return []
     with records(settings) as database:
         return database.reading(work)
-
-
-def index_of(settings: Settings) -> "Generations":
-    from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
-
-    return Generations(folder_of(settings) / "index", node_of(settings))
 
 
 @asynccontextmanager

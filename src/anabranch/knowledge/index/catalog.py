@@ -20,6 +20,7 @@ from anabranch.knowledge.records import attributes, changes, collections, docume
 from anabranch.knowledge.records.database import ResultRow, Session
 
 MAX_CACHED_FILTERS = 64
+MAX_CACHED_DIGESTS = 1_000
 ROW = np.dtype(
     [
         ("alive", np.bool_),
@@ -90,6 +91,8 @@ class Catalog:
         self._classes = PermissionClasses()
         self._readers = CollectionReaders()
         self._attributes: OrderedDict[tuple[str, str], Mask] = OrderedDict()
+        # Until something changes: the same callers ask again and again.
+        self._seen: dict[bytes, str] = {}
 
     def refresh(self, db: Session) -> tuple[int, bool]:
         """Apply all changes up to the connection's snapshot; returns its newest change, and whether everything was read
@@ -111,6 +114,7 @@ class Catalog:
             for row in self._table[self._table["alive"]].tolist():
                 self._held.count(row, 1)
         self._attributes.clear()
+        self._seen.clear()
         self.seq, self.at = head, changes.state(db, head).made_at
         return head, everything
 
@@ -234,13 +238,20 @@ class Catalog:
         """A hash of what the caller may find, equal in every process and for every caller who may find the same: the
         collections with their versions, which every change of a document replaces, and the permissions among their
         documents that permit the caller."""
+        asked = msgspec.json.encode((filters, caller))
+        if (known := self._seen.get(asked)) is not None:
+            return known
+        if len(self._seen) >= MAX_CACHED_DIGESTS:
+            self._seen.clear()
         allowed = self.permitted_classes(caller)
         chosen = {one.key: one for one in self.chosen(filters, caller)}
         held = [
             (key, one.id, one.name, self._versions.get(key, 0), self._classes.digest(self._held.of(key), allowed))
             for key, one in sorted(chosen.items())
         ]
-        return hashlib.blake2b(msgspec.json.encode((filters, held)), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(msgspec.json.encode((filters, held)), digest_size=16).hexdigest()
+        self._seen[asked] = digest
+        return digest
 
     def readers(self, caller: Caller) -> Sequence[str]:
         """What the caller is among the readers of documents."""

@@ -48,7 +48,7 @@ class Index(Protocol):
 
     @property
     def is_partial(self) -> bool:
-        """Whether searches find less than there is, as of the last refresh."""
+        """Whether a part of the index is damaged, as of the last refresh."""
         ...
 
     def is_reported_damaged(self, db: Session) -> bool:

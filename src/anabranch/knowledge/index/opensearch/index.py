@@ -98,7 +98,6 @@ class OpenSearchIndex:
         self._damaged = damaged
         self._lock = threading.Lock()
         self._pending = Pending(None, -1)
-        self._is_partial = False
         # The name of an index that was not there, and when that was.
         self._lost = "", 0.0
         self.catalog = Catalog(with_chunks=False)
@@ -123,7 +122,8 @@ class OpenSearchIndex:
 
     @property
     def is_partial(self) -> bool:
-        return self._is_partial
+        """What waits to be indexed is no damage, and an index that is lost is reported."""
+        return False
 
     def is_reported_damaged(self, db: Session) -> bool:
         """Whether more is stored than can be searched without an index, and there is none."""
@@ -164,7 +164,6 @@ class OpenSearchIndex:
                     self._damaged(lost.name)
                 self._lost = lost.name, time.monotonic()
             pending, catalog = self._extended(db), self.catalog
-            self._is_partial = not pending.complete
             collections = None
             if filters.collections is not None:
                 collections = [one.key for one in catalog.chosen(filters, caller)]
@@ -217,8 +216,8 @@ class OpenSearchIndex:
         if position == known.position and known.seq == head:
             return known
         since = -1 if position is None else position.seq
-        is_same = known.complete and None not in (position, known.position) and known.seq >= since
-        if not (is_same and position.name == known.position.name):  # type: ignore[union-attr]  # not None: is_same
+        is_same = position is not None and known.position is not None and position.name == known.position.name
+        if not (is_same and known.complete and known.seq >= since):
             known = Pending(position, since)
         self._pending = self._read(db, position, known, head)
         return self._pending
