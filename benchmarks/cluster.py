@@ -21,12 +21,13 @@ from anabranch.app.search_index import index_writer, open_index
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.model import Embedding, Filters, Query
-from anabranch.knowledge.model import Caller, CollectionSettings, DocumentDraft, Permissions, Piece
+from anabranch.knowledge.model import Caller, CollectionSettings, Piece
 from anabranch.knowledge.records import attributes, collections, documents
-from anabranch.knowledge.records.database import Database, Session, new_id
+from anabranch.knowledge.records.database import Database, Session
 from anabranch.knowledge.records.postgres import PostgresDatabase
 from anabranch.knowledge.search import Searcher
 from anabranch.testing import FakeEmbedder
+from benchmarks.query import made_up_document
 from benchmarks.search import data
 
 RESULT = Path(__file__).parent / "results" / "cluster.json"
@@ -59,24 +60,8 @@ def fill(database: Database, corpus: data.Corpus, embedder: str) -> None:
             rows = range(number * data.CHUNKS_PER_DOCUMENT, (number + 1) * data.CHUNKS_PER_DOCUMENT)
             ends = np.cumsum([len(corpus.texts[row]) + 1 for row in rows]).tolist()
             spans = ((end - 1 - len(corpus.texts[row]), end - 1) for row, end in zip(rows, ends, strict=True))
-            draft = DocumentDraft(
-                id=new_id(),
-                collection=made.key,
-                owner="",
-                source="text",
-                identity=str(number),
-                filename=None,
-                url=None,
-                title=f"Document {number}",
-                content=" ".join(corpus.texts[row] for row in rows),
-                content_hash=str(number),
-                recipe="made-up",
-                metadata={name: str(groups[rows[0]]) for name, groups in corpus.groups.items()},
-                permissions=Permissions(visibility="public"),
-                day=738000,
-                pages=None,
-                size=ends[-1],
-            )
+            groups = {name: str(numbers[rows[0]]) for name, numbers in corpus.groups.items()}
+            draft = made_up_document(number, made.key, [corpus.texts[row] for row in rows], **groups)
             vectors = [Embedding(vector=corpus.vectors[row].tobytes(), tokens=b"") for row in rows]
             documents.insert(db, draft, [Piece(start=begin, end=end, tokens=150) for begin, end in spans], vectors)
 

@@ -66,6 +66,29 @@ def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int],
         writer.compact()
 
 
+def made_up_document(number: int, collection: int, texts: Sequence[str], **metadata: str) -> DocumentDraft:
+    """A public document of these chunks."""
+    content = " ".join(texts)
+    return DocumentDraft(
+        id=new_id(),
+        collection=collection,
+        owner="",
+        source="text",
+        identity=str(number),
+        filename=None,
+        url=None,
+        title=f"Document {number}",
+        content=content,
+        content_hash=str(number),
+        recipe="made-up",
+        metadata=metadata,
+        permissions=Permissions(visibility="public"),
+        day=738000,
+        pages=None,
+        size=len(content) + 1,
+    )
+
+
 def fill(database: Database, texts: list[str], corpus: data.Corpus, asked: list[int], embedder: LocalEmbedder) -> None:
     """Vectors and token bits are made up, except for the chunks that are asked about: those are the model's own. The
     chunks are added to the collection of the records, if there is one."""
@@ -87,24 +110,7 @@ def fill(database: Database, texts: list[str], corpus: data.Corpus, asked: list[
             or Embedding(vector=corpus.vectors[row].tobytes(), tokens=corpus.tokens[row % len(corpus.tokens)])
             for row in rows
         ]
-        draft = DocumentDraft(
-            id=new_id(),
-            collection=made.key,
-            owner="",
-            source="text",
-            identity=str(number),
-            filename=None,
-            url=None,
-            title=f"Document {number}",
-            content=" ".join(texts[row] for row in rows),
-            content_hash=str(number),
-            recipe="made-up",
-            metadata={},
-            permissions=Permissions(visibility="public"),
-            day=738000,
-            pages=None,
-            size=ends[-1],
-        )
+        draft = made_up_document(number, made.key, [texts[row] for row in rows])
         documents.insert(db, draft, pieces, embeddings)
 
     def insert_all(db: Session, numbers: Iterable[int]) -> None:
